@@ -1,0 +1,54 @@
+"""Keys: namespaces, packed hashes, and the bounds on both.
+
+A key is (tenant, namespace digest, block hash). Hashes are opaque bytes from the engine;
+only their size is checked. Keys are never compared across tenants: every namespace object
+belongs to one tenant.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from kvstored.errors import InvalidArgument
+
+HASH_BYTES_MIN: Final = 8
+HASH_BYTES_MAX: Final = 64
+BLOCKS_PER_CALL_MAX: Final = 8192
+BLOCK_BYTES_MAX: Final = 16 << 20
+NAMESPACE_BYTES_MAX: Final = 16 << 10
+SLOT_ALIGN_BYTES: Final = 4096
+
+
+class Namespace(msgspec.Struct, frozen=True, gc=False):
+    """One tenant's namespace: its digest, its canonical encoding and its fields for people."""
+
+    tenant: str
+    digest: bytes
+    encoding: bytes
+    fields: dict[str, str]
+
+    def __hash__(self) -> int:
+        return hash((self.tenant, self.digest))
+
+
+def split_hashes(packed: bytes, hash_bytes: int) -> list[bytes]:
+    """The hashes of a packed field, in order.
+
+    Raises InvalidArgument where the size is out of bounds, the field is not a whole number of
+    hashes, or there are none or too many.
+    """
+    if not HASH_BYTES_MIN <= hash_bytes <= HASH_BYTES_MAX:
+        raise InvalidArgument(f"hash_bytes is {hash_bytes}: {HASH_BYTES_MIN} to {HASH_BYTES_MAX} are allowed")
+    count, rest = divmod(len(packed), hash_bytes)
+    if rest or not 0 < count <= BLOCKS_PER_CALL_MAX:
+        raise InvalidArgument(
+            f"hashes has {len(packed)} bytes: it must hold 1 to {BLOCKS_PER_CALL_MAX} hashes of {hash_bytes} bytes each"
+        )
+    return [packed[i : i + hash_bytes] for i in range(0, len(packed), hash_bytes)]
+
+
+def slot_bytes(size_bytes: int) -> int:
+    """Size of the slot that holds a block: the next multiple of 4 KiB, the unit of direct I/O."""
+    return -(-size_bytes // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES

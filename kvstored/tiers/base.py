@@ -1,0 +1,145 @@
+"""What the tiers have in common: the words the store and the mover use to talk to them.
+
+A tier owns bytes and their accounting. It knows keys only as opaque parts of a record, keeps
+no policy, and calls nothing above it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+
+class Health(enum.StrEnum):
+    """What a tier can do at the moment."""
+
+    OK = "ok"
+    READ_ONLY = "read_only"
+    OFF = "off"
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Where a tier's bytes are: used + dead + retired + free = capacity, always.
+
+    `used`: slots or records that hold a block (or are reserved for one). `dead`: bytes that
+    nothing can use until their segment or extent is recycled. `retired`: memory handed to a
+    tenant's sessions that may not serve another. `free`: the rest.
+    """
+
+    capacity_bytes: int
+    used_bytes: int
+    dead_bytes: int
+    retired_bytes: int
+    free_bytes: int
+    blocks: int
+
+    def balanced(self) -> bool:
+        """Whether the account adds up (DESIGN invariant 4)."""
+        return self.used_bytes + self.dead_bytes + self.retired_bytes + self.free_bytes == self.capacity_bytes
+
+
+class Location(msgspec.Struct, frozen=True, gc=False):
+    """Where a record lies on NVMe. `generation` is the extent's: a recycled one makes it stale."""
+
+    volume: int
+    extent: int
+    generation: int
+    offset: int
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """An index entry of the lower tier."""
+
+    location: Location
+    size_bytes: int
+    content_hash: bytes
+    parent: bytes
+    created_s: float
+
+
+class Store(msgspec.Struct, frozen=True, gc=False):
+    """One block to be written below. `address` is where its bytes lie in this process until the write is done."""
+
+    digest: bytes
+    hash: bytes
+    parent: bytes
+    address: int
+    size_bytes: int
+    content_hash: bytes
+
+
+class Load(msgspec.Struct, frozen=True, gc=False):
+    """One block to be read: `address` has room for the size rounded up to 4 KiB."""
+
+    digest: bytes
+    hash: bytes
+    record: Record
+    address: int
+
+
+class LowerTier(Protocol):
+    """A tier below DRAM. Each call takes a batch and awaits once; results, not exceptions."""
+
+    async def open(self) -> None:
+        """Make ready; raises DeviceError or ConfigError where that is impossible."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what is under way, make everything durable, let go of files and threads."""
+        ...
+
+    async def find(self, tenant: str, digest: bytes, hashes: Sequence[bytes], *, prefix: bool) -> list[Record | None]:
+        """Index entries, one per hash. With `prefix` the list ends before the first miss.
+
+        The extents of the records found are pinned (not recycled) until `unpin`.
+        """
+        ...
+
+    def unpin(self, records: Sequence[Record]) -> None:
+        """Give back the pins that `find` took; every record found is unpinned exactly once."""
+        ...
+
+    async def load(self, loads: Sequence[Load]) -> list[bool]:
+        """Read blocks straight to their addresses and check their content hash.
+
+        False: not readable or not what was written; such a record is dropped and counted.
+        Cancelling the caller does not stop the copy: await returns only when no thread writes
+        to any address any more.
+        """
+        ...
+
+    async def store(self, tenant: str, stores: Sequence[Store]) -> list[bool]:
+        """Write blocks, make them durable and findable. False: not stored (no room, device error).
+
+        Returns only when no thread reads from any address any more. A block that is there
+        already is not written again.
+        """
+        ...
+
+    async def delete(self, tenant: str, digest: bytes, hashes: Sequence[bytes]) -> int:
+        """Remove index entries; returns how many there were."""
+        ...
+
+    def usage(self) -> Usage:
+        """The account."""
+        ...
+
+    def tenant_usage(self) -> Mapping[str, tuple[int, int]]:
+        """Per tenant: bytes used and blocks."""
+        ...
+
+    @property
+    def health(self) -> Health:
+        """What it can do now."""
+        ...
+
+    def properties(self) -> dict[str, str]:
+        """For status: paths, direct I/O, what it runs without."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """For status and metrics: monotonic counts."""
+        ...

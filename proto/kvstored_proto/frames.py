@@ -1,0 +1,99 @@
+"""Frames of the session socket, without I/O.
+
+A frame is a 16-byte header and a protobuf body:
+
+    u32 body length | u16 operation | u8 flags | u8 descriptors | u64 request id     (little endian)
+
+A reply repeats the operation and the request id of its request. Replies may come in any
+order. Descriptors travel as SCM_RIGHTS beside the first byte of their frame; the header says
+how many belong to it. Frames with request id 0 are sent unasked.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+PROTOCOL_MIN: Final = 1
+PROTOCOL_MAX: Final = 1
+
+HEADER: Final = struct.Struct("<IHBBQ")
+MAX_BODY_BYTES: Final = 1 << 20
+MAX_FDS_PER_FRAME: Final = 250  # the kernel carries 253 in one message
+
+REPLY: Final = 1
+ERROR: Final = 2  # a reply whose body is an `Error`
+ONE_WAY: Final = 4  # a request that wants no reply
+
+# One slot of a lease: segment id, size in bytes, offset in the segment, generation, content hash.
+SLOT: Final = struct.Struct("<IIQQ16s")
+
+
+class ProtocolError(Exception):
+    """The peer broke the framing; the connection is of no further use."""
+
+
+class Frame(NamedTuple):
+    """One message: which operation, whose request, its body and its descriptors."""
+
+    operation: int
+    flags: int
+    request_id: int
+    body: bytes
+    fds: tuple[int, ...] = ()
+
+
+def encode(operation: int, request_id: int, body: bytes, flags: int = 0, fd_count: int = 0) -> bytes:
+    """Header and body of one frame."""
+    return HEADER.pack(len(body), operation, flags, fd_count, request_id) + body
+
+
+class FrameReader:
+    """Cuts a byte stream into frames; owns received descriptors until a frame takes them."""
+
+    def __init__(self, max_body_bytes: int = MAX_BODY_BYTES, max_fds: int = 4 * MAX_FDS_PER_FRAME) -> None:
+        self._buffer = bytearray()
+        self._fds: deque[int] = deque()
+        self._max_body_bytes = max_body_bytes
+        self._max_fds = max_fds
+
+    def feed(self, data: bytes | memoryview, fds: Iterable[int] = ()) -> Iterator[Frame]:
+        """Take what was received; yield every frame that is complete now.
+
+        Raises ProtocolError for a body over the limit, for descriptors that were announced and
+        did not come, and for descriptors that no frame announces.
+        """
+        self._fds.extend(fds)
+        if len(self._fds) > self._max_fds:
+            raise ProtocolError(f"more than {self._max_fds} descriptors sent ahead of their frames")
+        self._buffer += data
+        return self._cut()
+
+    def _cut(self) -> Iterator[Frame]:
+        start, buffer = 0, self._buffer
+        try:
+            while len(buffer) - start >= HEADER.size:
+                length, operation, flags, fd_count, request_id = HEADER.unpack_from(buffer, start)
+                if length > self._max_body_bytes:
+                    raise ProtocolError(f"a frame of {length} bytes: the limit is {self._max_body_bytes}")
+                end = start + HEADER.size + length
+                if len(buffer) < end:
+                    break
+                body = bytes(memoryview(buffer)[start + HEADER.size : end])
+                start = end
+                yield Frame(operation, flags, request_id, body, self._take(fd_count))
+        finally:
+            del buffer[:start]
+
+    def _take(self, count: int) -> tuple[int, ...]:
+        if count > len(self._fds):
+            raise ProtocolError(f"a frame announces {count} descriptors, {len(self._fds)} came")
+        return tuple(self._fds.popleft() for _ in range(count))
+
+    def close(self) -> None:
+        """Close the descriptors that no frame took."""
+        while self._fds:
+            os.close(self._fds.popleft())

@@ -1,0 +1,1 @@
+"""Generated from `proto/kvstored/v1` by `make proto`."""

@@ -1,0 +1,685 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Operation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OPERATION_UNSPECIFIED: _ClassVar[Operation]
+    OPERATION_OPEN_SESSION: _ClassVar[Operation]
+    OPERATION_KEEP_ALIVE: _ClassVar[Operation]
+    OPERATION_CLOSE_SESSION: _ClassVar[Operation]
+    OPERATION_OPEN_NAMESPACE: _ClassVar[Operation]
+    OPERATION_LOOKUP: _ClassVar[Operation]
+    OPERATION_CONTAINS: _ClassVar[Operation]
+    OPERATION_RESERVE: _ClassVar[Operation]
+    OPERATION_COMMIT: _ClassVar[Operation]
+    OPERATION_ABORT: _ClassVar[Operation]
+    OPERATION_GET: _ClassVar[Operation]
+    OPERATION_ATTACH: _ClassVar[Operation]
+    OPERATION_RELEASE: _ClassVar[Operation]
+    OPERATION_PREFETCH: _ClassVar[Operation]
+    OPERATION_POLL_PREFETCH: _ClassVar[Operation]
+    OPERATION_CANCEL_PREFETCH: _ClassVar[Operation]
+    OPERATION_TOUCH: _ClassVar[Operation]
+    OPERATION_DELETE: _ClassVar[Operation]
+    OPERATION_STATUS: _ClassVar[Operation]
+    OPERATION_SEGMENTS_DROPPED: _ClassVar[Operation]
+    OPERATION_LIST_NAMESPACES: _ClassVar[Operation]
+    OPERATION_LIST_BLOCKS: _ClassVar[Operation]
+    OPERATION_EXPLAIN: _ClassVar[Operation]
+    OPERATION_VERIFY: _ClassVar[Operation]
+    OPERATION_FLUSH: _ClassVar[Operation]
+    OPERATION_DRAIN: _ClassVar[Operation]
+    OPERATION_SEGMENTS: _ClassVar[Operation]
+    OPERATION_SEGMENTS_RETIRED: _ClassVar[Operation]
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_MISS: _ClassVar[Outcome]
+    OUTCOME_HIT: _ClassVar[Outcome]
+    OUTCOME_PENDING: _ClassVar[Outcome]
+    OUTCOME_THROTTLED: _ClassVar[Outcome]
+    OUTCOME_NO_ROOM: _ClassVar[Outcome]
+    OUTCOME_RESERVED: _ClassVar[Outcome]
+OPERATION_UNSPECIFIED: Operation
+OPERATION_OPEN_SESSION: Operation
+OPERATION_KEEP_ALIVE: Operation
+OPERATION_CLOSE_SESSION: Operation
+OPERATION_OPEN_NAMESPACE: Operation
+OPERATION_LOOKUP: Operation
+OPERATION_CONTAINS: Operation
+OPERATION_RESERVE: Operation
+OPERATION_COMMIT: Operation
+OPERATION_ABORT: Operation
+OPERATION_GET: Operation
+OPERATION_ATTACH: Operation
+OPERATION_RELEASE: Operation
+OPERATION_PREFETCH: Operation
+OPERATION_POLL_PREFETCH: Operation
+OPERATION_CANCEL_PREFETCH: Operation
+OPERATION_TOUCH: Operation
+OPERATION_DELETE: Operation
+OPERATION_STATUS: Operation
+OPERATION_SEGMENTS_DROPPED: Operation
+OPERATION_LIST_NAMESPACES: Operation
+OPERATION_LIST_BLOCKS: Operation
+OPERATION_EXPLAIN: Operation
+OPERATION_VERIFY: Operation
+OPERATION_FLUSH: Operation
+OPERATION_DRAIN: Operation
+OPERATION_SEGMENTS: Operation
+OPERATION_SEGMENTS_RETIRED: Operation
+OUTCOME_MISS: Outcome
+OUTCOME_HIT: Outcome
+OUTCOME_PENDING: Outcome
+OUTCOME_THROTTLED: Outcome
+OUTCOME_NO_ROOM: Outcome
+OUTCOME_RESERVED: Outcome
+
+class Error(_message.Message):
+    __slots__ = ("code", "message")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class OpenSessionRequest(_message.Message):
+    __slots__ = ("protocol_min", "protocol_max", "features", "client_name", "client_version", "token", "staging_bytes", "create_group", "join_group")
+    PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CREATE_GROUP_FIELD_NUMBER: _ClassVar[int]
+    JOIN_GROUP_FIELD_NUMBER: _ClassVar[int]
+    protocol_min: int
+    protocol_max: int
+    features: _containers.RepeatedScalarFieldContainer[str]
+    client_name: str
+    client_version: str
+    token: str
+    staging_bytes: int
+    create_group: bool
+    join_group: bytes
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., client_name: _Optional[str] = ..., client_version: _Optional[str] = ..., token: _Optional[str] = ..., staging_bytes: _Optional[int] = ..., create_group: bool = ..., join_group: _Optional[bytes] = ...) -> None: ...
+
+class OpenSessionReply(_message.Message):
+    __slots__ = ("boot_id", "protocol", "features", "session_id", "tenant", "role", "group_id", "staging_bytes", "daemon_version", "limits", "idle_timeout_ms")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DAEMON_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    protocol: int
+    features: _containers.RepeatedScalarFieldContainer[str]
+    session_id: bytes
+    tenant: str
+    role: str
+    group_id: bytes
+    staging_bytes: int
+    daemon_version: str
+    limits: Limits
+    idle_timeout_ms: int
+    def __init__(self, boot_id: _Optional[int] = ..., protocol: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., session_id: _Optional[bytes] = ..., tenant: _Optional[str] = ..., role: _Optional[str] = ..., group_id: _Optional[bytes] = ..., staging_bytes: _Optional[int] = ..., daemon_version: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., idle_timeout_ms: _Optional[int] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("max_blocks_per_call", "max_block_bytes", "max_leases", "max_reservations")
+    MAX_BLOCKS_PER_CALL_FIELD_NUMBER: _ClassVar[int]
+    MAX_BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_LEASES_FIELD_NUMBER: _ClassVar[int]
+    MAX_RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    max_blocks_per_call: int
+    max_block_bytes: int
+    max_leases: int
+    max_reservations: int
+    def __init__(self, max_blocks_per_call: _Optional[int] = ..., max_block_bytes: _Optional[int] = ..., max_leases: _Optional[int] = ..., max_reservations: _Optional[int] = ...) -> None: ...
+
+class KeepAliveRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KeepAliveReply(_message.Message):
+    __slots__ = ("boot_id",)
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    def __init__(self, boot_id: _Optional[int] = ...) -> None: ...
+
+class CloseSessionRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CloseSessionReply(_message.Message):
+    __slots__ = ("boot_id",)
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    def __init__(self, boot_id: _Optional[int] = ...) -> None: ...
+
+class Segments(_message.Message):
+    __slots__ = ("segments", "staging")
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    STAGING_FIELD_NUMBER: _ClassVar[int]
+    segments: _containers.RepeatedCompositeFieldContainer[Segment]
+    staging: bool
+    def __init__(self, segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., staging: bool = ...) -> None: ...
+
+class Segment(_message.Message):
+    __slots__ = ("id", "size_bytes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    size_bytes: int
+    def __init__(self, id: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class SegmentIds(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class NamespaceSpec(_message.Message):
+    __slots__ = ("model", "model_version", "tokenizer_version", "template_version", "permission_version", "rope_theta", "rope_scaling", "dtype", "layers", "kv_heads", "head_dim", "block_tokens", "layout", "tp_rank", "tp_size", "pp_rank", "pp_size", "quantization", "adapter", "kv_group", "kv_group_kind", "window_tokens", "engine_format", "extra")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PERMISSION_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROPE_THETA_FIELD_NUMBER: _ClassVar[int]
+    ROPE_SCALING_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    TP_RANK_FIELD_NUMBER: _ClassVar[int]
+    TP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PP_RANK_FIELD_NUMBER: _ClassVar[int]
+    PP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    KV_GROUP_FIELD_NUMBER: _ClassVar[int]
+    KV_GROUP_KIND_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    model_version: str
+    tokenizer_version: str
+    template_version: str
+    permission_version: str
+    rope_theta: float
+    rope_scaling: str
+    dtype: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_tokens: int
+    layout: str
+    tp_rank: int
+    tp_size: int
+    pp_rank: int
+    pp_size: int
+    quantization: str
+    adapter: str
+    kv_group: int
+    kv_group_kind: str
+    window_tokens: int
+    engine_format: str
+    extra: str
+    def __init__(self, model: _Optional[str] = ..., model_version: _Optional[str] = ..., tokenizer_version: _Optional[str] = ..., template_version: _Optional[str] = ..., permission_version: _Optional[str] = ..., rope_theta: _Optional[float] = ..., rope_scaling: _Optional[str] = ..., dtype: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., layout: _Optional[str] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., pp_rank: _Optional[int] = ..., pp_size: _Optional[int] = ..., quantization: _Optional[str] = ..., adapter: _Optional[str] = ..., kv_group: _Optional[int] = ..., kv_group_kind: _Optional[str] = ..., window_tokens: _Optional[int] = ..., engine_format: _Optional[str] = ..., extra: _Optional[str] = ...) -> None: ...
+
+class OpenNamespaceRequest(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: NamespaceSpec
+    def __init__(self, spec: _Optional[_Union[NamespaceSpec, _Mapping]] = ...) -> None: ...
+
+class OpenNamespaceReply(_message.Message):
+    __slots__ = ("boot_id", "namespace_id", "digest", "chain_seed")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_SEED_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    namespace_id: int
+    digest: bytes
+    chain_seed: bytes
+    def __init__(self, boot_id: _Optional[int] = ..., namespace_id: _Optional[int] = ..., digest: _Optional[bytes] = ..., chain_seed: _Optional[bytes] = ...) -> None: ...
+
+class LookupRequest(_message.Message):
+    __slots__ = ("namespace_ids", "hashes", "hash_bytes")
+    NAMESPACE_IDS_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    HASH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    namespace_ids: _containers.RepeatedScalarFieldContainer[int]
+    hashes: bytes
+    hash_bytes: int
+    def __init__(self, namespace_ids: _Optional[_Iterable[int]] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ...) -> None: ...
+
+class LookupReply(_message.Message):
+    __slots__ = ("boot_id", "prefix_blocks", "ready_blocks", "dram_blocks", "nvme_blocks", "pending_blocks", "next")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    READY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DRAM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NVME_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    prefix_blocks: int
+    ready_blocks: int
+    dram_blocks: int
+    nvme_blocks: int
+    pending_blocks: int
+    next: Outcome
+    def __init__(self, boot_id: _Optional[int] = ..., prefix_blocks: _Optional[int] = ..., ready_blocks: _Optional[int] = ..., dram_blocks: _Optional[int] = ..., nvme_blocks: _Optional[int] = ..., pending_blocks: _Optional[int] = ..., next: _Optional[_Union[Outcome, str]] = ...) -> None: ...
+
+class ContainsRequest(_message.Message):
+    __slots__ = ("namespace_id", "hashes", "hash_bytes")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    HASH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: int
+    hashes: bytes
+    hash_bytes: int
+    def __init__(self, namespace_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ...) -> None: ...
+
+class ContainsReply(_message.Message):
+    __slots__ = ("boot_id", "outcomes", "tiers")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    outcomes: bytes
+    tiers: bytes
+    def __init__(self, boot_id: _Optional[int] = ..., outcomes: _Optional[bytes] = ..., tiers: _Optional[bytes] = ...) -> None: ...
+
+class GetRequest(_message.Message):
+    __slots__ = ("namespace_ids", "hashes", "hash_bytes", "wait_ms")
+    NAMESPACE_IDS_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    HASH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    namespace_ids: _containers.RepeatedScalarFieldContainer[int]
+    hashes: bytes
+    hash_bytes: int
+    wait_ms: int
+    def __init__(self, namespace_ids: _Optional[_Iterable[int]] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class GetReply(_message.Message):
+    __slots__ = ("boot_id", "blocks", "next", "leases")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    blocks: int
+    next: Outcome
+    leases: _containers.RepeatedCompositeFieldContainer[Lease]
+    def __init__(self, boot_id: _Optional[int] = ..., blocks: _Optional[int] = ..., next: _Optional[_Union[Outcome, str]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("lease_id", "namespace_id", "slots")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    namespace_id: int
+    slots: bytes
+    def __init__(self, lease_id: _Optional[int] = ..., namespace_id: _Optional[int] = ..., slots: _Optional[bytes] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("lease_ids",)
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    lease_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lease_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReleaseReply(_message.Message):
+    __slots__ = ("boot_id", "released")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    released: int
+    def __init__(self, boot_id: _Optional[int] = ..., released: _Optional[int] = ...) -> None: ...
+
+class PrefetchRequest(_message.Message):
+    __slots__ = ("namespace_ids", "hashes", "hash_bytes", "deadline_ms", "priority")
+    NAMESPACE_IDS_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    HASH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    namespace_ids: _containers.RepeatedScalarFieldContainer[int]
+    hashes: bytes
+    hash_bytes: int
+    deadline_ms: int
+    priority: int
+    def __init__(self, namespace_ids: _Optional[_Iterable[int]] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class PrefetchReply(_message.Message):
+    __slots__ = ("boot_id", "prefetch_id", "outcome", "resident_blocks", "queued_blocks")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    prefetch_id: int
+    outcome: Outcome
+    resident_blocks: int
+    queued_blocks: int
+    def __init__(self, boot_id: _Optional[int] = ..., prefetch_id: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., resident_blocks: _Optional[int] = ..., queued_blocks: _Optional[int] = ...) -> None: ...
+
+class PollPrefetchRequest(_message.Message):
+    __slots__ = ("prefetch_id", "wait_ms")
+    PREFETCH_ID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    prefetch_id: int
+    wait_ms: int
+    def __init__(self, prefetch_id: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class CancelPrefetchRequest(_message.Message):
+    __slots__ = ("prefetch_id",)
+    PREFETCH_ID_FIELD_NUMBER: _ClassVar[int]
+    prefetch_id: int
+    def __init__(self, prefetch_id: _Optional[int] = ...) -> None: ...
+
+class PollPrefetchReply(_message.Message):
+    __slots__ = ("boot_id", "done", "ready_blocks", "failed_blocks", "total_blocks")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    READY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    done: bool
+    ready_blocks: int
+    failed_blocks: int
+    total_blocks: int
+    def __init__(self, boot_id: _Optional[int] = ..., done: bool = ..., ready_blocks: _Optional[int] = ..., failed_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ...) -> None: ...
+
+class TouchRequest(_message.Message):
+    __slots__ = ("namespace_id", "hashes", "hash_bytes")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    HASH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: int
+    hashes: bytes
+    hash_bytes: int
+    def __init__(self, namespace_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ...) -> None: ...
+
+class TouchReply(_message.Message):
+    __slots__ = ("boot_id", "touched")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOUCHED_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    touched: int
+    def __init__(self, boot_id: _Optional[int] = ..., touched: _Optional[int] = ...) -> None: ...
+
+class ReserveRequest(_message.Message):
+    __slots__ = ("namespace_id", "hashes", "hash_bytes", "parent", "block_bytes", "sizes_bytes", "wait_ms")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    HASH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZES_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: int
+    hashes: bytes
+    hash_bytes: int
+    parent: bytes
+    block_bytes: int
+    sizes_bytes: _containers.RepeatedScalarFieldContainer[int]
+    wait_ms: int
+    def __init__(self, namespace_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ..., parent: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., sizes_bytes: _Optional[_Iterable[int]] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class ReserveReply(_message.Message):
+    __slots__ = ("boot_id", "reservation_id", "outcomes", "retry_after_ms")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    reservation_id: int
+    outcomes: bytes
+    retry_after_ms: int
+    def __init__(self, boot_id: _Optional[int] = ..., reservation_id: _Optional[int] = ..., outcomes: _Optional[bytes] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("reservation_id", "indices", "staging_offsets")
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    STAGING_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    reservation_id: int
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    staging_offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, reservation_id: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ..., staging_offsets: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CommitReply(_message.Message):
+    __slots__ = ("boot_id", "outcomes")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    outcomes: bytes
+    def __init__(self, boot_id: _Optional[int] = ..., outcomes: _Optional[bytes] = ...) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("reservation_id", "indices")
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    reservation_id: int
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, reservation_id: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AbortReply(_message.Message):
+    __slots__ = ("boot_id",)
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    def __init__(self, boot_id: _Optional[int] = ...) -> None: ...
+
+class DeleteRequest(_message.Message):
+    __slots__ = ("namespace_id", "hashes", "hash_bytes")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    HASH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: int
+    hashes: bytes
+    hash_bytes: int
+    def __init__(self, namespace_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ...) -> None: ...
+
+class DeleteReply(_message.Message):
+    __slots__ = ("boot_id", "deleted")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    deleted: int
+    def __init__(self, boot_id: _Optional[int] = ..., deleted: _Optional[int] = ...) -> None: ...
+
+class PutInlineRequest(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: PutInlineHeader
+    chunk: bytes
+    def __init__(self, header: _Optional[_Union[PutInlineHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class PutInlineHeader(_message.Message):
+    __slots__ = ("namespace_id", "hash", "parent", "size_bytes")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: int
+    hash: bytes
+    parent: bytes
+    size_bytes: int
+    def __init__(self, namespace_id: _Optional[int] = ..., hash: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class PutInlineReply(_message.Message):
+    __slots__ = ("boot_id", "outcomes")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    outcomes: bytes
+    def __init__(self, boot_id: _Optional[int] = ..., outcomes: _Optional[bytes] = ...) -> None: ...
+
+class GetInlineRequest(_message.Message):
+    __slots__ = ("namespace_id", "hashes", "hash_bytes", "wait_ms")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    HASH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: int
+    hashes: bytes
+    hash_bytes: int
+    wait_ms: int
+    def __init__(self, namespace_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class GetInlineReply(_message.Message):
+    __slots__ = ("boot_id", "index", "size_bytes", "chunk", "content_hash")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_HASH_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    index: int
+    size_bytes: int
+    chunk: bytes
+    content_hash: bytes
+    def __init__(self, boot_id: _Optional[int] = ..., index: _Optional[int] = ..., size_bytes: _Optional[int] = ..., chunk: _Optional[bytes] = ..., content_hash: _Optional[bytes] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("boot_id", "version", "state", "uptime_s", "pid", "tiers", "tenants", "sessions", "warnings", "counters")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    version: str
+    state: str
+    uptime_s: float
+    pid: int
+    tiers: _containers.RepeatedCompositeFieldContainer[TierStatus]
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantStatus]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    counters: _containers.ScalarMap[str, int]
+    def __init__(self, boot_id: _Optional[int] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., uptime_s: _Optional[float] = ..., pid: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class TierStatus(_message.Message):
+    __slots__ = ("name", "health", "capacity_bytes", "used_bytes", "dead_bytes", "retired_bytes", "free_bytes", "blocks", "properties")
+    class PropertiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    health: str
+    capacity_bytes: int
+    used_bytes: int
+    dead_bytes: int
+    retired_bytes: int
+    free_bytes: int
+    blocks: int
+    properties: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., health: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., dead_bytes: _Optional[int] = ..., retired_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., properties: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class TenantStatus(_message.Message):
+    __slots__ = ("name", "dram_bytes", "dram_blocks", "nvme_bytes", "nvme_blocks", "lookups", "blocks_asked", "blocks_hit", "blocks_put")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRAM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NVME_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NVME_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_ASKED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_HIT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_PUT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dram_bytes: int
+    dram_blocks: int
+    nvme_bytes: int
+    nvme_blocks: int
+    lookups: int
+    blocks_asked: int
+    blocks_hit: int
+    blocks_put: int
+    def __init__(self, name: _Optional[str] = ..., dram_bytes: _Optional[int] = ..., dram_blocks: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., nvme_blocks: _Optional[int] = ..., lookups: _Optional[int] = ..., blocks_asked: _Optional[int] = ..., blocks_hit: _Optional[int] = ..., blocks_put: _Optional[int] = ...) -> None: ...
+
+class SessionStatus(_message.Message):
+    __slots__ = ("id", "tenant", "client", "transport", "pid", "uid", "leases", "reservations", "leased_bytes", "staging_bytes", "age_s", "isolation")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    tenant: str
+    client: str
+    transport: str
+    pid: int
+    uid: int
+    leases: int
+    reservations: int
+    leased_bytes: int
+    staging_bytes: int
+    age_s: float
+    isolation: str
+    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., client: _Optional[str] = ..., transport: _Optional[str] = ..., pid: _Optional[int] = ..., uid: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., staging_bytes: _Optional[int] = ..., age_s: _Optional[float] = ..., isolation: _Optional[str] = ...) -> None: ...
