@@ -1,0 +1,1 @@
+"""Devices: the only code that touches files and memory."""

@@ -1,0 +1,1 @@
+"""Tiers: who owns bytes, where they lie, and the account of them."""
