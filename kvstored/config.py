@@ -165,12 +165,13 @@ def _problem(kind: str, where: tuple[int | str, ...], value: Any, text: str, fou
 
 
 def _given_at(where: tuple[int | str, ...], found: _Layer) -> str:
-    """The origin of the setting that the location lies in."""
+    """The origin of the setting that the location lies in, or of one in that section."""
     for length in (2, 1):
         setting = found.get(".".join(map(str, where[:length])))
         if setting is not None:
             return f" ({setting.origin})"
-    return ""
+    inside = (origin for key, (_, origin) in found.items() if key.startswith(f"{where[0]}."))
+    return next((f" ({origin})" for origin in inside), "")
 
 
 def _shown(value: Any) -> str:
@@ -179,7 +180,7 @@ def _shown(value: Any) -> str:
 
 def _did_you_mean(key: str) -> str:
     section, _, name = key.rpartition(".")
-    known = _KEYS
+    known = _KEYS | Config.model_fields.keys()
     if section.startswith(_TENANTS):
         known = frozenset(f"{section}.{field}" for field in Tenant.model_fields)
     close = difflib.get_close_matches(key, known, n=1) or [other for other in known if other.rpartition(".")[2] == name]

@@ -1,0 +1,109 @@
+"""The command `kvstored`: serve, check the configuration, print the version."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+from kvstored import logs
+from kvstored.config import LoadedConfig, load_config
+from kvstored.errors import ConfigError
+
+EXIT_CONFIG: Final = 78  # EX_CONFIG: a restart will not help
+_HELP: Final = frozenset({"--help", "--install-completion", "--show-completion"})
+
+app = typer.Typer(
+    help="Per-node storage daemon for the KV cache of LLM inference. Without a command: serve.",
+    epilog="Exit codes: 0 ended in order, 1 failed, 2 usage, 78 a setting is wrong (check-config: 1).",
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", envvar="KVSTORED_CONFIG", help="TOML file; none: defaults."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set one key, as in dram.capacity_bytes=8GiB; may be repeated."),
+]
+OutputOption = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="How to print it.")]
+
+
+@app.command()
+def serve(config: ConfigOption = None, settings: SetOption = None) -> None:
+    """Run the daemon in the foreground until SIGTERM or SIGINT."""
+    try:
+        loaded = _load(config, settings)
+    except ConfigError as error:
+        _complain(error)
+        raise typer.Exit(EXIT_CONFIG) from None
+    logs.configure(loaded.config.log.format, loaded.config.log.level)
+    raise typer.Exit(_run(loaded))
+
+
+@app.command("check-config")
+def check_config(config: ConfigOption = None, settings: SetOption = None, output: OutputOption = "table") -> None:
+    """Print the effective configuration and where each value came from; exit 1 where one is wrong."""
+    from kvstored import config_report
+
+    try:
+        loaded = _load(config, settings)
+    except ConfigError as error:
+        if output == "json":
+            print(json.dumps({"ok": False, "errors": str(error).splitlines()}, indent=2))
+        else:
+            _complain(error)
+        raise typer.Exit(1) from None
+    config_report.print_report(loaded, output)
+
+
+@app.command("version")
+def show_version() -> None:
+    """Print the version."""
+    print(installed_version("kvstored"))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point; `kvstored` and `kvstored --set ...` mean `kvstored serve ...`."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or (given[0].startswith("-") and given[0] not in _HELP):
+        given.insert(0, "serve")
+    app(given, prog_name="kvstored")
+
+
+def _load(config: Path | None, settings: list[str] | None) -> LoadedConfig:
+    return load_config(config, dict(map(_assignment, settings or [])))
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise typer.BadParameter(f"{text!r} is not KEY=VALUE, such as dram.capacity_bytes=8GiB", param_hint="--set")
+    return key.strip(), value
+
+
+def _complain(error: ConfigError) -> None:
+    for line in str(error).splitlines():
+        print(f"kvstored: {line}", file=sys.stderr)
+
+
+def _run(loaded: LoadedConfig) -> int:
+    from kvstored import daemon  # the other commands need neither uvloop nor the tiers
+
+    try:
+        return daemon.run(loaded.config)
+    except ConfigError as error:  # what only the machine can tell: a path, huge pages, a port
+        _complain(error)
+        return EXIT_CONFIG
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""What a scrape of the Prometheus endpoint shows: `Metrics` and the daemon's `StatusReply` as families.
+
+Names are `kvstored_<tier or part>_<what>_{bytes,total,seconds}`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import Final
+
+from kvstored_proto.v1.kvstored_pb2 import SessionStatus, StatusReply, TenantStatus, TierStatus
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvstored.logs import Throttle, get_logger
+from kvstored.metrics import LATENCY_BOUNDS_S, Latency, Metrics
+from kvstored.tiers.base import Health
+
+_throttle = Throttle(get_logger(__name__))
+
+_TIER_FIELDS: Final = {
+    "capacity_bytes": "Size of the tier.",
+    "used_bytes": "Bytes in slots or records that hold a block.",
+    "dead_bytes": "Bytes that nothing can use until their segment or extent is recycled.",
+    "retired_bytes": "Memory handed to one tenant that may not serve another.",
+    "free_bytes": "Bytes free for new blocks.",
+    "blocks": "Blocks stored.",
+}
+_TENANT_GAUGES: Final = {
+    "dram_bytes": "DRAM that the tenant's blocks fill.",
+    "dram_blocks": "The tenant's blocks in DRAM.",
+    "nvme_bytes": "NVMe that the tenant's blocks fill.",
+    "nvme_blocks": "The tenant's blocks on NVMe.",
+}
+_TENANT_COUNTERS: Final = {
+    "lookups": "Lookups and gets of the tenant.",
+    "blocks_asked": "Blocks that they asked for.",
+    "blocks_hit": "Blocks of these that were there.",
+    "blocks_put": "Blocks the tenant stored.",
+}
+_SESSION_GAUGES: Final = {
+    "leases": "Leases held by sessions.",
+    "reservations": "Reservations held by sessions.",
+    "leased_bytes": "DRAM held in place by leases.",
+    "staging_bytes": "Staging rings of sessions.",
+}
+_GAUGE_ENDINGS: Final = ("_queued", "_inflight")  # counters of a status that go down again
+
+
+class DaemonCollector(Collector):
+    """Turns the daemon's state into metric families, once per scrape.
+
+    `status` is called from the endpoint's thread: wrap it with `metrics.on_loop`. Where it fails,
+    the scrape still shows counters and latencies, and `kvstored_up` 0.
+    """
+
+    def __init__(self, metrics: Metrics, status: Callable[[], StatusReply]) -> None:
+        self._metrics = metrics
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        status = self._read_status()
+        yield GaugeMetricFamily("kvstored_up", "Whether the daemon's loop answers and serves.", _serving(status))
+        yield _latencies(self._metrics.latencies)
+        yield from _counters({**self._metrics.snapshot(), **(status.counters if status else {})})
+        if status is not None:
+            yield from _daemon(status)
+            yield from _tiers(status.tiers)
+            yield from _tenants(status.tenants)
+            yield from _sessions(status.sessions)
+
+    def _read_status(self) -> StatusReply | None:
+        try:
+            return self._status()
+        except Exception as error:  # a scrape must not fail because a part of the daemon does
+            _throttle.warning("metrics: no status from the daemon", error=repr(error))
+            return None
+
+
+def _serving(status: StatusReply | None) -> int:
+    return int(status is not None and status.state == "serving")
+
+
+def _latencies(latencies: dict[str, Latency]) -> Metric:
+    family = HistogramMetricFamily("kvstored_operation_seconds", "Time to answer, by operation.", labels=["operation"])
+    for operation, latency in list(latencies.items()):
+        below = list(accumulate(latency.counts))
+        bounds = [*map(repr, LATENCY_BOUNDS_S), "+Inf"]
+        family.add_metric([operation], list(zip(bounds, below, strict=True)), latency.sum_s)
+    return family
+
+
+def _counters(counters: dict[str, int]) -> Iterator[Metric]:
+    for name, value in sorted(counters.items()):
+        if name.endswith(_GAUGE_ENDINGS):
+            yield GaugeMetricFamily(f"kvstored_{name}", f"Now {name.replace('_', ' ')}.", value)
+        else:
+            yield CounterMetricFamily(f"kvstored_{name}", f"Count of {name.replace('_', ' ')}.", value)
+
+
+def _daemon(status: StatusReply) -> Iterator[Metric]:
+    info = GaugeMetricFamily("kvstored_build_info", "Always 1; the version is a label.", labels=["version"])
+    info.add_metric([status.version], 1)
+    yield info
+    yield GaugeMetricFamily("kvstored_uptime_seconds", "Seconds since the daemon started.", status.uptime_s)
+    yield GaugeMetricFamily("kvstored_warnings", "What the daemon runs without; see its status.", len(status.warnings))
+
+
+def _tiers(tiers: Iterable[TierStatus]) -> Iterator[Metric]:
+    for tier in tiers:
+        prefix = f"kvstored_{tier.name}"
+        yield from (
+            GaugeMetricFamily(f"{prefix}_{field}", text, getattr(tier, field)) for field, text in _TIER_FIELDS.items()
+        )
+        health = GaugeMetricFamily(f"{prefix}_health", "1 for the state that the tier is in.", labels=["state"])
+        for state in Health:
+            health.add_metric([state], int(tier.health == state))
+        yield health
+
+
+def _tenants(tenants: Iterable[TenantStatus]) -> Iterator[Metric]:
+    for field, text in _TENANT_GAUGES.items():
+        gauge = GaugeMetricFamily(f"kvstored_tenant_{field}", text, labels=["tenant"])
+        for tenant in tenants:
+            gauge.add_metric([tenant.name], getattr(tenant, field))
+        yield gauge
+    for field, text in _TENANT_COUNTERS.items():
+        counter = CounterMetricFamily(f"kvstored_tenant_{field}", text, labels=["tenant"])
+        for tenant in tenants:
+            counter.add_metric([tenant.name], getattr(tenant, field))
+        yield counter
+
+
+def _sessions(sessions: Iterable[SessionStatus]) -> Iterator[Metric]:
+    by_transport: defaultdict[str, int] = defaultdict(int)
+    for session in sessions:
+        by_transport[session.transport] += 1
+    family = GaugeMetricFamily("kvstored_sessions", "Client processes connected.", labels=["transport"])
+    for transport in ("session", "grpc"):
+        family.add_metric([transport], by_transport[transport])
+    yield family
+    for field, text in _SESSION_GAUGES.items():
+        yield GaugeMetricFamily(f"kvstored_session_{field}", text, sum(getattr(s, field) for s in sessions))
