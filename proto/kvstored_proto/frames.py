@@ -28,8 +28,13 @@ REPLY: Final = 1
 ERROR: Final = 2  # a reply whose body is an `Error`
 ONE_WAY: Final = 4  # a request that wants no reply
 
-# One slot of a lease: segment id, size in bytes, offset in the segment, generation, content hash.
-SLOT: Final = struct.Struct("<IIQQ16s")
+# The blocks of a lease. `slots`: u64 each, segment id << SLOT_INDEX_BITS | index. A block starts at
+# index x slot size in its segment, where the slot size is its own size rounded up to SLOT_ALIGN_BYTES.
+# `heads`: the start of the daemon's own slot record, copied as it is: that keeps a get of 512 blocks
+# free of per-block packing. Generation word, reserved, size in bytes, content hash (xxh3-128).
+SLOT_INDEX_BITS: Final = 20
+SLOT_ALIGN_BYTES: Final = 4096
+HEAD: Final = struct.Struct("<QII16s")
 
 
 class ProtocolError(Exception):

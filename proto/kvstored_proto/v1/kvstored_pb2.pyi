@@ -333,14 +333,16 @@ class GetReply(_message.Message):
     def __init__(self, boot_id: _Optional[int] = ..., blocks: _Optional[int] = ..., next: _Optional[_Union[Outcome, str]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "namespace_id", "slots")
+    __slots__ = ("lease_id", "namespace_id", "slots", "heads")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     namespace_id: int
     slots: bytes
-    def __init__(self, lease_id: _Optional[int] = ..., namespace_id: _Optional[int] = ..., slots: _Optional[bytes] = ...) -> None: ...
+    heads: bytes
+    def __init__(self, lease_id: _Optional[int] = ..., namespace_id: _Optional[int] = ..., slots: _Optional[bytes] = ..., heads: _Optional[bytes] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("lease_id",)

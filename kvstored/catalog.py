@@ -1,0 +1,231 @@
+"""The catalogue: which block is in DRAM, in which state, and in which eviction order it stands.
+
+Blocks that are only on NVMe have no entry here; the lower tier's index knows them. All calls
+are plain state changes without I/O. The life of an entry:
+
+    reserve -> WRITING or PROMOTING --publish--> READY --forget--> gone
+                                    --forget---> gone        (DEAD while something still holds its slot)
+
+`holds` counts leases and I/O that use the slot. A held entry stands in no eviction order, so
+nobody has to skip it; it enters the order when it is published and when its last hold ends.
+Forgetting takes the key away at once; the slot comes back with the last hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from kvstored.keys import Namespace, slot_bytes
+from kvstored.policy.eviction import EvictionOrder, Node, make_order
+
+WRITING: Final = 0
+PROMOTING: Final = 1
+READY: Final = 2
+DEAD: Final = 3
+STATE_NAMES: Final = ("writing", "promoting", "ready", "dead")
+
+
+class Pool:
+    """The entries of one namespace and slot size; they share an eviction order with others of the tenant."""
+
+    __slots__ = ("order", "slot_bytes", "space")
+
+    def __init__(self, space: Space, slot_bytes: int, order: EvictionOrder) -> None:
+        self.space = space
+        self.slot_bytes = slot_bytes
+        self.order = order
+
+
+class Entry(Node, gc=False, eq=False, kw_only=True):
+    """One block in DRAM. Not tracked by the collector: `forget` cuts every link that could form a cycle."""
+
+    hash: bytes
+    parent: bytes
+    pool: Pool
+    slot: int
+    size_bytes: int
+    state: int
+    holds: int = 0
+    below: bool = False  # a copy of it is on NVMe
+
+
+class Space:
+    """The entries of one namespace."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        self.entries: dict[bytes, Entry] = {}
+        self.pools: dict[int, Pool] = {}
+        self.used_bytes = 0
+
+    @property
+    def tenant(self) -> str:
+        """Whose namespace it is."""
+        return self.namespace.tenant
+
+    @property
+    def digest(self) -> bytes:
+        """Its part of every key."""
+        return self.namespace.digest
+
+
+class Catalog:
+    """All spaces and eviction orders of the daemon."""
+
+    def __init__(self, eviction: str = "lru") -> None:
+        self._eviction = eviction
+        self.spaces: dict[bytes, Space] = {}
+        self.orders: dict[tuple[str, int], EvictionOrder] = {}
+        self._waiters: dict[int, asyncio.Future[None]] = {}
+        # When each segment was last used, in calls of `_used`: what reclaim compares.
+        self.segment_used: dict[int, int] = {}
+        self._tick = 0
+
+    # ---- spaces and orders ----
+
+    def space(self, namespace: Namespace) -> Space:
+        """The space of a namespace, made at first use."""
+        found = self.spaces.get(namespace.digest)
+        if found is None:
+            found = self.spaces[namespace.digest] = Space(namespace)
+        assert found.tenant == namespace.tenant, "a digest covers its tenant"
+        return found
+
+    def order(self, tenant: str, slot_size: int) -> EvictionOrder:
+        """The eviction order of a tenant's blocks of one slot size."""
+        found = self.orders.get((tenant, slot_size))
+        if found is None:
+            found = self.orders[tenant, slot_size] = make_order(self._eviction)
+        return found
+
+    def tenant_spaces(self, tenant: str) -> list[Space]:
+        """Every space of a tenant."""
+        return [space for space in self.spaces.values() if space.tenant == tenant]
+
+    def __len__(self) -> int:
+        return sum(len(space.entries) for space in self.spaces.values())
+
+    # ---- life of an entry ----
+
+    def reserve(self, space: Space, hash_: bytes, parent: bytes, slot: int, size_bytes: int, state: int) -> Entry:
+        """Enter a block that is being written or promoted; the caller holds it once."""
+        assert hash_ not in space.entries, "a key has one entry"
+        size = slot_bytes(size_bytes)
+        pool = space.pools.get(size)
+        if pool is None:
+            pool = space.pools[size] = Pool(space, size, self.order(space.tenant, size))
+        entry = Entry(
+            hash=hash_,
+            parent=parent,
+            pool=pool,
+            slot=slot,
+            size_bytes=size_bytes,
+            state=state,
+            holds=1,
+            below=state == PROMOTING,
+        )
+        space.entries[hash_] = entry
+        space.used_bytes += size
+        return entry
+
+    def publish(self, entry: Entry) -> bool:
+        """Make a block readable; its maker's hold stays. False: it was forgotten meanwhile."""
+        if entry.state == DEAD:
+            return False
+        assert entry.state in (WRITING, PROMOTING), "published twice"
+        entry.state = READY
+        self._wake(entry)
+        return True
+
+    def hold(self, entries: Iterable[Entry]) -> None:
+        """Keep blocks from being moved, reused or zeroed until `unhold`."""
+        for entry in entries:
+            if not entry.holds and entry.state == READY:
+                entry.pool.order.remove(entry)
+            entry.holds += 1
+
+    def unhold(self, entries: Sequence[Entry], now: float) -> list[int]:
+        """End one hold of each block, given in chain order; returns the slots that are free now.
+
+        The last hold touches. Tail first, so that a child is evicted before its parent.
+        """
+        free = []
+        self._used(entries)
+        for entry in reversed(entries):
+            entry.holds -= 1
+            assert entry.holds >= 0, "unheld more often than held"
+            if not entry.holds:
+                if entry.state == READY:
+                    entry.pool.order.touch(entry, now)
+                elif entry.state == DEAD:
+                    free.append(entry.slot)
+        return free
+
+    def forget(self, entry: Entry) -> int | None:
+        """Take a block's key away; returns its slot where that is free now."""
+        assert entry.state != DEAD, "forgotten twice"
+        space = entry.pool.space
+        del space.entries[entry.hash]
+        space.used_bytes -= entry.pool.slot_bytes
+        if entry.state == READY and not entry.holds:
+            entry.pool.order.remove(entry)
+        entry.state = DEAD
+        self._wake(entry)
+        return None if entry.holds else entry.slot
+
+    # ---- use ----
+
+    def touch(self, entries: Sequence[Entry], now: float) -> None:
+        """Note a use of blocks, given in chain order, tail first. Held ones are touched when released."""
+        self._used(entries)
+        for entry in reversed(entries):
+            if not entry.holds and entry.state == READY:
+                entry.pool.order.touch(entry, now)
+
+    def ancestors(self, space: Space, parent: bytes, limit: int) -> list[Entry]:
+        """The chain above a block, from its root down to `parent`, as far as it is in DRAM."""
+        chain: list[Entry] = []
+        entries = space.entries
+        while parent and len(chain) < limit:
+            entry = entries.get(parent)
+            if entry is None:
+                break
+            chain.append(entry)
+            parent = entry.parent
+        chain.reverse()
+        return chain
+
+    def _used(self, entries: Iterable[Entry]) -> None:
+        self._tick += 1
+        tick, used = self._tick, self.segment_used
+        for entry in entries:
+            used[entry.slot >> 20] = tick
+
+    # ---- waiting for a block that is being written or promoted ----
+
+    def change_of(self, entry: Entry) -> asyncio.Future[None]:
+        """A future that is done when the entry is published or forgotten."""
+        waiter = self._waiters.get(id(entry))
+        if waiter is None:
+            waiter = self._waiters[id(entry)] = asyncio.get_running_loop().create_future()
+        return waiter
+
+    def awaited(self, entry: Entry) -> bool:
+        """Whether anybody waits for the entry."""
+        return id(entry) in self._waiters
+
+    def _wake(self, entry: Entry) -> None:
+        waiter = self._waiters.pop(id(entry), None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # ---- for people ----
+
+    def find(self, tenant: str, hash_: bytes) -> Iterator[Entry]:
+        """A hash in all of a tenant's spaces."""
+        for space in self.tenant_spaces(tenant):
+            entry = space.entries.get(hash_)
+            if entry is not None:
+                yield entry

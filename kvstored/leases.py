@@ -1,0 +1,194 @@
+"""Sessions, groups, leases and reservations: who holds what.
+
+Plain state without I/O. A session is one client process; what it holds ends with it. A lease
+belongs to the session's group, so that a worker can use and release what its scheduler took;
+it ends with the group's last member at the latest. The store does the consequences.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from kvstored.catalog import Entry, Space
+from kvstored.errors import InvalidArgument, LimitExceeded, NotFound
+from kvstored.tiers.staging import Staging
+
+ID_BYTES: Final = 16
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who speaks, as far as the transport and the configuration know."""
+
+    tenant: str
+    role: str  # tenant, reader or admin
+    transport: str  # session or grpc
+    client: str = ""
+    pid: int = 0
+    uid: int = -1
+    isolation: str = "ok"  # none: shares the daemon's uid or is root
+
+
+class Lease(msgspec.Struct, eq=False):
+    """Blocks held for a group, in chain order."""
+
+    lease_id: int
+    space: Space
+    entries: list[Entry]
+    size_bytes: int
+
+
+class Reservation(msgspec.Struct, eq=False):
+    """Blocks being written by a session, by their index in its reserve call.
+
+    `open` are still to be committed or aborted. What is committed stays held in `done` until
+    all is, so that a chain enters the eviction order at once and tail first.
+    """
+
+    reservation_id: int
+    space: Space
+    parent: bytes
+    open: dict[int, Entry]
+    done: dict[int, Entry]
+    copying: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Nothing is left to commit and no copy runs."""
+        return not self.open and not self.copying
+
+
+class Group:
+    """The sessions of one engine; the home of their leases."""
+
+    def __init__(self, tenant: str, group_id: bytes) -> None:
+        self.tenant = tenant
+        self.group_id = group_id
+        self.members: set[Session] = set()
+        self.leases: dict[int, Lease] = {}
+        self.leased_bytes = 0
+
+
+class Session:
+    """One client process and all that it holds."""
+
+    def __init__(self, session_id: bytes, caller: Caller, group: Group, now: float) -> None:
+        self.session_id = session_id
+        self.caller = caller
+        self.group = group
+        self.opened_s = now
+        self.last_seen_s = now
+        self.ended = False
+        self.spaces: dict[int, Space] = {}
+        self.reservations: dict[int, Reservation] = {}
+        self.prefetches: set[int] = set()
+        self.staging: Staging | None = None
+        self.exposed: set[int] = set()  # segments whose descriptor it has
+
+    def space_of(self, namespace_id: int) -> Space:
+        """The space behind a namespace handle; raises NotFound."""
+        space = self.spaces.get(namespace_id)
+        if space is None:
+            raise NotFound(f"namespace {namespace_id} is not open in this session: open it first")
+        return space
+
+    def spaces_of(self, namespace_ids: list[int]) -> list[Space]:
+        """The spaces behind several handles; raises InvalidArgument for none or too many."""
+        if not 0 < len(namespace_ids) <= 64:
+            raise InvalidArgument(f"{len(namespace_ids)} namespaces in one call: 1 to 64 are allowed")
+        return [self.space_of(i) for i in namespace_ids]
+
+    def reservation(self, reservation_id: int) -> Reservation:
+        """One of its reservations; raises NotFound."""
+        found = self.reservations.get(reservation_id)
+        if found is None:
+            raise NotFound(f"reservation {reservation_id} is not open in this session")
+        return found
+
+    def lease(self, lease_id: int) -> Lease:
+        """A lease of its group; raises NotFound."""
+        found = self.group.leases.get(lease_id)
+        if found is None:
+            raise NotFound(f"lease {lease_id} is not held by this session's group")
+        return found
+
+    @property
+    def staging_bytes(self) -> int:
+        """Size of its staging ring."""
+        return self.staging.size_bytes if self.staging else 0
+
+
+class Sessions:
+    """All sessions and groups of the daemon."""
+
+    def __init__(self, max_sessions: int, max_namespaces: int) -> None:
+        self._max_sessions = max_sessions
+        self._max_namespaces = max_namespaces
+        self._by_id: dict[bytes, Session] = {}
+        self._groups: dict[bytes, Group] = {}
+        self._next_id = 0
+
+    def new_id(self) -> int:
+        """A number for a lease, reservation or prefetch; unique in this boot."""
+        self._next_id += 1
+        return self._next_id
+
+    def open(self, caller: Caller, now: float, *, create_group: bool, join_group: bytes) -> Session:
+        """A new session; raises LimitExceeded, or NotFound where the tenant has no such group."""
+        if len(self._by_id) >= self._max_sessions:
+            raise LimitExceeded(f"{self._max_sessions} sessions are open: close some or raise server.max_sessions")
+        group = self._group(caller.tenant, create_group, join_group)
+        session = Session(secrets.token_bytes(ID_BYTES), caller, group, now)
+        group.members.add(session)
+        self._by_id[session.session_id] = session
+        return session
+
+    def _group(self, tenant: str, create: bool, join: bytes) -> Group:
+        if not join:
+            group = Group(tenant, secrets.token_bytes(ID_BYTES) if create else b"")
+            if create:
+                self._groups[group.group_id] = group
+            return group
+        if create:
+            raise InvalidArgument("create_group and join_group exclude each other")
+        found = self._groups.get(join)
+        if found is None or found.tenant != tenant:  # one answer for both: it must not tell which
+            raise NotFound("no such group: its first session makes it with create_group and hands out the id")
+        return found
+
+    def close(self, session: Session) -> list[Lease]:
+        """Forget a session; returns the leases that end with its group (none while others are in it)."""
+        del self._by_id[session.session_id]
+        session.ended = True
+        group = session.group
+        group.members.discard(session)
+        if group.members:
+            return []
+        self._groups.pop(group.group_id, None)
+        leases = list(group.leases.values())
+        group.leases.clear()
+        return leases
+
+    def get(self, session_id: bytes) -> Session | None:
+        """By the id that only its client knows."""
+        return self._by_id.get(session_id)
+
+    def add_space(self, session: Session, space: Space) -> int:
+        """A handle for a space; the same for the same space. Raises LimitExceeded."""
+        for handle, known in session.spaces.items():
+            if known is space:
+                return handle
+        if len(session.spaces) >= self._max_namespaces:
+            raise LimitExceeded(f"{self._max_namespaces} namespaces are open in this session")
+        handle = len(session.spaces) + 1
+        session.spaces[handle] = space
+        return handle
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)

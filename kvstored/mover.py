@@ -1,0 +1,219 @@
+"""From DRAM down to NVMe: demotion at the watermarks, for room that somebody asks for, and flushes.
+
+One step at a time: `_plan` picks the coldest blocks (state, no await), the lower tier writes
+them in one batch, `_finish` frees their slots. Blocks that are below already are just dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Final, cast
+
+from kvstored.catalog import DEAD, READY, Catalog, Entry
+from kvstored.clock import Clock
+from kvstored.policy.admission import Admission
+from kvstored.policy.eviction import EvictionOrder
+from kvstored.policy.watermarks import Watermarks
+from kvstored.room import Room
+from kvstored.tiers.base import Health, LowerTier, Store
+from kvstored.tiers.dram import DramTier
+
+STEP_BYTES_MAX: Final = 64 << 20
+BACK_OFF_S: Final = 1.0  # after a step of which nothing could be stored
+
+
+class Mover:
+    """Keeps room in DRAM by writing the coldest blocks below."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        room: Room,
+        dram: DramTier,
+        below: LowerTier,
+        clock: Clock,
+        counters: Counter[str],
+        watermarks: Watermarks,
+        admission: Admission,
+    ) -> None:
+        self._catalog = catalog
+        self._room = room
+        self._dram = dram
+        self._below = below
+        self._clock = clock
+        self._counters = counters
+        self._watermarks = watermarks
+        self._admission = admission
+        self._wake = asyncio.Event()
+        self._freed = asyncio.Event()
+        self._demands: dict[tuple[str, int], int] = {}
+        self._active = False  # between the high and the low watermark
+        self._blocked_until_s = 0.0
+        self.moving_blocks = 0
+        room.must_demote = self.takes_blocks
+
+    def takes_blocks(self) -> bool:
+        """Whether the lower tier stores blocks at present; if not, eviction drops them."""
+        return self._below.health is Health.OK and self._clock.monotonic() >= self._blocked_until_s
+
+    # ---- asked by the store ----
+
+    def kick(self) -> None:
+        """Look at the watermarks again."""
+        self._wake.set()
+
+    def demand(self, tenant: str, slot_bytes: int, count: int) -> None:
+        """Ask for room for so many slots; `room_freed` tells when some came."""
+        key = (tenant, slot_bytes)
+        self._demands[key] = max(count, self._demands.get(key, 0))
+        self._wake.set()
+
+    async def room_freed(self, timeout_s: float) -> None:
+        """Wait until a step has freed something, or the time is up."""
+        try:
+            await asyncio.wait_for(self._freed.wait(), timeout_s)
+        except TimeoutError:
+            pass
+
+    @property
+    def idle(self) -> bool:
+        """Nothing moves and nothing is to move."""
+        return not self.moving_blocks and not self._wake.is_set() and not self._demands
+
+    # ---- the loop ----
+
+    async def run(self) -> None:
+        """Demote until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while entries := self._plan():
+                await self._demote(entries, evict=True)
+                if not self.takes_blocks():
+                    break
+            self._demands.clear()
+
+    def _plan(self) -> list[Entry]:
+        """The next blocks to write, coldest first and held; drops clean ones on the way."""
+        if self._demands:
+            (tenant, size), count = self._demands.popitem()
+            dirty, freed = self._coldest(self._catalog.order(tenant, size), count * size)
+            return dirty if dirty or freed else self._stale(tenant, size)
+        usage = self._dram.usage()
+        occupied = usage.used_bytes + usage.dead_bytes
+        wanted = self._watermarks.to_move_bytes(occupied, usage.capacity_bytes, self._active)
+        self._active = wanted > 0
+        if not wanted or not self._catalog.orders:
+            return []
+        largest = max(self._catalog.orders.items(), key=lambda item: len(item[1]) * item[0][1])
+        dirty, _ = self._coldest(largest[1], wanted)
+        return dirty
+
+    def _coldest(self, order: EvictionOrder, wanted_bytes: int) -> tuple[list[Entry], int]:
+        """Up to `wanted_bytes` from the cold end: dirty blocks, held; clean ones are dropped at once and counted."""
+        wanted_bytes = min(wanted_bytes, STEP_BYTES_MAX)
+        dirty: list[Entry] = []
+        clean: list[Entry] = []
+        node = order.coldest()
+        while node is not None and wanted_bytes > 0:
+            entry = cast(Entry, node)
+            (clean if entry.below else dirty).append(entry)
+            wanted_bytes -= entry.pool.slot_bytes
+            node = order.warmer(node)
+        self._room.evict(clean, "demoted earlier")
+        if clean:
+            self._signal()
+        self._catalog.hold(dirty)
+        if clean and not dirty and self._active:
+            self._wake.set()
+        return dirty, len(clean)
+
+    def _stale(self, tenant: str, size: int) -> list[Entry]:
+        """The dirty blocks of the segment that would be given up for blocks of this size."""
+        segment = self._room.stale_segment(tenant, size)
+        if segment is None:
+            return []
+        entries = [entry for entry in self._room.occupants(segment) if not entry.below]
+        self._catalog.hold(entries)
+        return entries
+
+    def _signal(self) -> None:
+        self._freed.set()
+        self._freed = asyncio.Event()
+
+    # ---- writing ----
+
+    async def _demote(self, entries: list[Entry], *, evict: bool) -> int:
+        """Write held blocks below and end their hold; with `evict` their slots become free."""
+        self.moving_blocks += len(entries)
+        now = self._clock.monotonic()
+        done: set[int] = set()
+        try:
+            for tenant, group in groupby(entries, key=lambda entry: entry.pool.space.tenant):
+                chunk = [entry for entry in group if self._admission.admit(entry.size_bytes, now)]
+                results = await self._below.store(tenant, [self._as_store(entry) for entry in chunk])
+                done.update(id(entry) for entry, ok in zip(chunk, results, strict=True) if ok)
+        finally:
+            self.moving_blocks -= len(entries)
+            self._finish(entries, done, evict=evict)
+        await self._delete_dead(entry for entry in entries if entry.state == DEAD and id(entry) in done)
+        return len(done)
+
+    def _as_store(self, entry: Entry) -> Store:
+        return Store(
+            digest=entry.pool.space.digest,
+            hash=entry.hash,
+            parent=entry.parent,
+            address=self._dram.address(entry.slot),
+            size_bytes=entry.size_bytes,
+            content_hash=self._dram.records.content_hash(entry.slot),
+        )
+
+    def _finish(self, entries: list[Entry], done: set[int], *, evict: bool) -> None:
+        for entry in entries:
+            entry.below = entry.below or id(entry) in done
+        # Chain order is unknown here; coldest first keeps the order that they had.
+        self._room.unhold(entries[::-1])
+        if evict:
+            self._room.evict(
+                [e for e in entries if e.state == READY and not e.holds and e.below], "demoted"
+            )
+        self._counters["demoted_blocks"] += len(done)
+        if entries and not done:
+            self._counters["demote_failed_blocks"] += len(entries)
+            self._blocked_until_s = self._clock.monotonic() + BACK_OFF_S
+        self._signal()
+
+    async def _delete_dead(self, entries: Iterable[Entry]) -> None:
+        """A block deleted while it was being written must not come back from below."""
+        for entry in entries:
+            space = entry.pool.space
+            if entry.hash not in space.entries:
+                await self._below.delete(space.tenant, space.digest, [entry.hash])
+
+    # ---- flush ----
+
+    async def flush(self, timeout_s: float) -> tuple[int, int]:
+        """Write every block that is only in DRAM, keeping it there: blocks written, and left when the time was up."""
+        end_s = self._clock.monotonic() + timeout_s
+        written = 0
+        while entries := self._dirty():
+            if self._clock.monotonic() > end_s or not self.takes_blocks():
+                break
+            self._catalog.hold(entries)
+            written += await self._demote(entries, evict=False)
+        return written, len(self._dirty(limit_bytes=1 << 62))
+
+    def _dirty(self, limit_bytes: int = STEP_BYTES_MAX) -> Sequence[Entry]:
+        dirty: list[Entry] = []
+        for space in self._catalog.spaces.values():
+            for entry in space.entries.values():
+                if entry.state == READY and not entry.below:
+                    dirty.append(entry)
+                    limit_bytes -= entry.pool.slot_bytes
+                    if limit_bytes <= 0:
+                        return dirty
+        return dirty

@@ -1,0 +1,283 @@
+"""From NVMe up to DRAM: finding, queueing and reading blocks, one read however many wait for it.
+
+`find` asks the index, `plan` changes state without awaiting (slots, PROMOTING entries, jobs),
+and the pump does the I/O in batches: demand before prefetch, bytes in flight bounded. Whoever
+else wants a block that is on its way up waits for its entry instead of reading it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from kvstored.catalog import PROMOTING, READY, Catalog, Entry, Space
+from kvstored.clock import Clock
+from kvstored.room import Room
+from kvstored.tiers.base import Load, LowerTier, Record
+from kvstored.tiers.dram import DramTier
+
+BATCH_BYTES: Final = 32 << 20
+DEMAND: Final = 1 << 20  # priority of a read that somebody waits for
+
+Found = dict[bytes, Record]
+
+
+class Batch(msgspec.Struct, eq=False):
+    """Blocks of one space that are read with one call."""
+
+    space: Space
+    entries: list[Entry]
+    records: list[Record]
+    size_bytes: int = 0
+
+
+class Job:
+    """What one get or prefetch brings up: its batches and how far they are."""
+
+    def __init__(self, priority: int, deadline_s: float) -> None:
+        self.priority = priority
+        self.deadline_s = deadline_s  # monotonic; 0 is none
+        self.batches: list[Batch] = []
+        self.entries: list[Entry] = []
+        self.ready_blocks = self.failed_blocks = 0
+        self.running = 0
+        self.done = asyncio.get_running_loop().create_future()
+
+    @property
+    def total_blocks(self) -> int:
+        """How many blocks it set out to bring."""
+        return len(self.entries)
+
+    def settle(self) -> None:
+        """Note that batches ended; done when none is left."""
+        if not self.batches and not self.running and not self.done.done():
+            self.done.set_result(None)
+
+
+class Plan(msgspec.Struct):
+    """The leading blocks that are in DRAM, on their way there, or just queued: one run per space."""
+
+    runs: list[list[Entry]]
+    no_room: bool
+    job: Job
+
+
+class Promoter:
+    """The queue of reads from the lower tier."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        room: Room,
+        dram: DramTier,
+        below: LowerTier,
+        clock: Clock,
+        counters: Counter[str],
+        *,
+        queue_blocks: int,
+        inflight_bytes: int,
+    ) -> None:
+        self._catalog = catalog
+        self._room = room
+        self._dram = dram
+        self._below = below
+        self._clock = clock
+        self._counters = counters
+        self._queue_blocks = queue_blocks
+        self._inflight_limit_bytes = inflight_bytes
+        self._heap: list[tuple[int, int, Job, Batch]] = []
+        self._order = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.queued_blocks = 0
+        self.inflight_bytes = 0
+
+    # ---- find ----
+
+    async def find(self, spaces: Sequence[Space], hashes: Sequence[bytes]) -> list[Found]:
+        """Index records of the blocks that are not in DRAM, per space, up to the first that is nowhere.
+
+        They are pinned: hand each to `plan` or to `unpin`.
+        """
+        return list(await asyncio.gather(*(self._find(space, hashes) for space in spaces)))
+
+    async def _find(self, space: Space, hashes: Sequence[bytes]) -> Found:
+        missing = [hash_ for hash_ in hashes if hash_ not in space.entries]
+        if not missing:
+            return {}
+        records = await self._below.find(space.tenant, space.digest, missing, prefix=True)
+        return {hash_: record for hash_, record in zip(missing, records, strict=False) if record is not None}
+
+    def unpin(self, found: Sequence[Found]) -> None:
+        """Let go of records that nobody will read."""
+        self._below.unpin([record for records in found for record in records.values()])
+
+    # ---- plan ----
+
+    def plan(
+        self, spaces: Sequence[Space], hashes: Sequence[bytes], found: list[Found], priority: int, deadline_s: float = 0
+    ) -> Plan:
+        """Take slots for what must come up and queue the reads. Never waits; cut short where there is no room."""
+        length = min(self._run_length(space, hashes, have) for space, have in zip(spaces, found, strict=True))
+        job = Job(priority, deadline_s)
+        runs: list[list[Entry]] = []
+        wanted_length = length
+        present = self._hold_present(spaces, hashes[:length])
+        for space, have in zip(spaces, found, strict=True):
+            runs.append(self._enter(space, hashes[:length], have, job))
+            length = min(length, len(runs[-1]))
+        self._room.unhold(present)
+        self.unpin(found)  # what is left: not needed, or no room
+        self.queued_blocks += len(job.entries)
+        for batch in job.batches:
+            heapq.heappush(self._heap, (-priority, next(self._order), job, batch))
+        self._pump()
+        job.settle()
+        return Plan([run[:length] for run in runs], length < wanted_length, job)
+
+    def _run_length(self, space: Space, hashes: Sequence[bytes], have: Found) -> int:
+        entries = space.entries
+        for index, hash_ in enumerate(hashes):
+            if hash_ not in entries and hash_ not in have:
+                return index
+        return len(hashes)
+
+    def _hold_present(self, spaces: Sequence[Space], hashes: Sequence[bytes]) -> list[Entry]:
+        """What is there must not be evicted to make room for what follows it."""
+        found = (space.entries.get(hash_) for space in spaces for hash_ in hashes)
+        present = [entry for entry in found if entry is not None]
+        self._catalog.hold(present)
+        return present
+
+    def _enter(self, space: Space, hashes: Sequence[bytes], have: Found, job: Job) -> list[Entry]:
+        """Entries for the run, as far as there are slots; takes the records it uses out of `have`."""
+        run: list[Entry] = []
+        missing = [hash_ for hash_ in hashes if hash_ not in space.entries]
+        slots = deque(self._slots(space, [have[hash_].size_bytes for hash_ in missing]))
+        fresh: list[tuple[Entry, Record]] = []
+        for hash_ in hashes:
+            entry = space.entries.get(hash_)
+            if entry is None:
+                if not slots:
+                    break
+                record = have.pop(hash_)
+                entry = self._room.enter(space, hash_, record.parent, slots.popleft(), record.size_bytes, PROMOTING)
+                fresh.append((entry, record))
+            run.append(entry)
+        for slot in slots:
+            self._dram.free(slot)
+        self._batch(space, fresh, job)
+        return run
+
+    def _slots(self, space: Space, sizes: Sequence[int]) -> list[int]:
+        """Slots for blocks of these sizes, in order; ends where there is no room or the queue is full."""
+        budget = max(0, self._queue_blocks - self.queued_blocks)
+        slots: list[int] = []
+        for size, group in itertools.groupby(sizes[:budget]):
+            count = len(list(group))
+            taken = self._room.take(space.tenant, size, count)
+            slots += taken
+            if len(taken) < count:
+                break
+        return slots
+
+    def _batch(self, space: Space, fresh: Sequence[tuple[Entry, Record]], job: Job) -> None:
+        batch: Batch | None = None
+        for entry, record in fresh:
+            if batch is None or batch.size_bytes + entry.size_bytes > BATCH_BYTES:
+                batch = Batch(space, [], [])
+                job.batches.append(batch)
+            batch.entries.append(entry)
+            batch.records.append(record)
+            batch.size_bytes += entry.size_bytes
+            job.entries.append(entry)
+
+    # ---- act ----
+
+    def _pump(self) -> None:
+        """Start reads, the most urgent first, while the bytes in flight allow."""
+        while self._heap and (not self.inflight_bytes or self.inflight_bytes < self._inflight_limit_bytes):
+            _, _, job, batch = heapq.heappop(self._heap)
+            if batch not in job.batches:  # cancelled
+                continue
+            job.batches.remove(batch)
+            if job.deadline_s and self._clock.monotonic() > job.deadline_s and not self._wanted(batch):
+                self._drop(job, batch)
+                job.settle()
+                continue
+            job.running += 1
+            self.queued_blocks -= len(batch.entries)
+            self.inflight_bytes += batch.size_bytes
+            task = asyncio.get_running_loop().create_task(self._read(job, batch))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _read(self, job: Job, batch: Batch) -> None:
+        address = self._dram.address
+        loads = [
+            Load(batch.space.digest, entry.hash, record, address(entry.slot))
+            for entry, record in zip(batch.entries, batch.records, strict=True)
+        ]
+        results: Sequence[bool] = ()
+        try:
+            results = await self._below.load(loads)
+        finally:
+            self._finish(job, batch, results or [False] * len(loads))
+
+    def _finish(self, job: Job, batch: Batch, results: Sequence[bool]) -> None:
+        self._below.unpin(batch.records)
+        ready = 0
+        for entry, record, ok in zip(batch.entries, batch.records, results, strict=True):
+            if ok and self._room.publish(entry, record.content_hash):
+                ready += 1
+            elif entry.state == PROMOTING:
+                self._room.forget(entry)
+        self._room.unhold(batch.entries)
+        job.ready_blocks += ready
+        job.failed_blocks += len(batch.entries) - ready
+        job.running -= 1
+        self._counters["promoted_blocks"] += ready
+        self._counters["promote_failed_blocks"] += len(batch.entries) - ready
+        self.inflight_bytes -= batch.size_bytes
+        if not job.batches and not job.running:
+            # Batch after batch entered the order; once more as one chain, tail first.
+            self._catalog.touch([e for e in job.entries if e.state == READY], self._clock.monotonic())
+        job.settle()
+        self._pump()
+
+    # ---- cancel ----
+
+    async def cancel(self, job: Job) -> None:
+        """Drop what is queued, except blocks that others wait for; returns when no copy of the job runs."""
+        self.abandon(job)
+        await asyncio.wait([job.done])
+
+    def abandon(self, job: Job) -> None:
+        """The same without waiting for what runs."""
+        for batch in list(job.batches):
+            if not self._wanted(batch):
+                job.batches.remove(batch)
+                self._drop(job, batch)
+        job.settle()
+
+    def _wanted(self, batch: Batch) -> bool:
+        return any(entry.holds > 1 or self._catalog.awaited(entry) for entry in batch.entries)
+
+    def _drop(self, job: Job, batch: Batch) -> None:
+        self.queued_blocks -= len(batch.entries)
+        job.failed_blocks += len(batch.entries)
+        self._below.unpin(batch.records)
+        for entry in batch.entries:
+            if entry.state == PROMOTING:
+                self._room.forget(entry)
+        self._room.unhold(batch.entries)
+
+    async def drained(self) -> None:
+        """Wait until no read runs."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))

@@ -1,0 +1,170 @@
+"""Room in DRAM: slots for new blocks, taken from what is free or from what is least worth keeping.
+
+Plain state changes, no I/O. Where a lower tier takes blocks, one that it does not have yet is
+never dropped for room: it must be demoted first (the mover's work), and `take` answers with
+fewer slots meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import cast
+
+from kvstored.catalog import Catalog, Entry, Space
+from kvstored.clock import Clock
+from kvstored.history import Gone, History
+from kvstored.keys import slot_bytes
+from kvstored.policy.quota import Quota
+from kvstored.tiers.dram import DramTier, Segment
+
+UNLIMITED = Quota()
+
+
+class Room:
+    """Hands out slots and takes them back; the only caller of the DRAM tier's allocation."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        dram: DramTier,
+        clock: Clock,
+        history: History,
+        counters: Counter[str],
+        quotas: Mapping[str, Quota],
+    ) -> None:
+        self._catalog = catalog
+        self._dram = dram
+        self._clock = clock
+        self._history = history
+        self._counters = counters
+        self._quotas = quotas
+        self.must_demote: Callable[[], bool] = lambda: False  # set by the mover
+        self.on_retired: Callable[[int], None] = lambda segment_id: None  # set by the store
+
+    # ---- taking ----
+
+    def take(self, tenant: str, size_bytes: int, count: int) -> list[int]:
+        """Up to `count` slots for blocks of this size, evicting what is colder."""
+        size = slot_bytes(size_bytes)
+        slots = self._allocate(tenant, size, count)
+        while len(slots) < count:
+            if not (self._reclaim(tenant, size) or self._evict_coldest(tenant, size, count - len(slots))):
+                break
+            slots += self._allocate(tenant, size, count - len(slots))
+        return slots
+
+    def _allocate(self, tenant: str, size: int, count: int) -> list[int]:
+        used_bytes, _ = self._dram.tenant_usage().get(tenant, (0, 0))
+        allowed = self._quotas.get(tenant, UNLIMITED).room(used_bytes, size * count) // size
+        return self._dram.allocate(tenant, size, allowed) if allowed else []
+
+    def could_ever_fit(self, tenant: str, size_bytes: int) -> bool:
+        """Whether the tier, emptied, has a slot of this size for the tenant."""
+        size = slot_bytes(size_bytes)
+        quota = self._quotas.get(tenant, UNLIMITED)
+        return size <= self._dram.largest_slot_bytes and quota.room(0, size) >= size
+
+    def _evict_coldest(self, tenant: str, size: int, count: int) -> int:
+        """Evict up to `count` blocks of the tenant's order, coldest first; returns how many."""
+        order = self._catalog.order(tenant, size)
+        victims: list[Entry] = []
+        node, must_demote = order.coldest(), self.must_demote()
+        while node is not None and len(victims) < count:
+            entry = cast(Entry, node)
+            if must_demote and not entry.below:
+                break
+            victims.append(entry)
+            node = order.warmer(node)
+        self.evict(victims, "room for new blocks")
+        return len(victims)
+
+    def evict(self, entries: Iterable[Entry], rule: str) -> None:
+        """Drop blocks from DRAM; those that are not below are gone, and it is noted why."""
+        lost = Gone("evicted", rule, self._clock.wall())
+        for entry in entries:
+            if entry.below:
+                self._counters["evicted_clean_blocks"] += 1
+            else:
+                self._counters["evicted_lost_blocks"] += 1
+                self._history.note(entry.pool.space.digest, (entry.hash,), lost)
+            self.forget(entry)
+
+    # ---- entering and leaving ----
+
+    def enter(self, space: Space, hash_: bytes, parent: bytes, slot: int, size_bytes: int, state: int) -> Entry:
+        """Give a slot to a block that is being written or promoted; the caller holds it once."""
+        entry = self._catalog.reserve(space, hash_, parent, slot, size_bytes, state)
+        self._dram.bind(slot, entry)
+        self._dram.records.begin(slot, size_bytes, space.digest, hash_, parent)
+        return entry
+
+    def publish(self, entry: Entry, content_hash: bytes) -> bool:
+        """Make a block readable whose bytes are in its slot. False: it was forgotten meanwhile."""
+        if not self._catalog.publish(entry):
+            return False
+        self._dram.records.commit(entry.slot, content_hash)
+        return True
+
+    def forget(self, entry: Entry) -> None:
+        """Take a block's key away and, as soon as nothing holds it, its slot."""
+        slot = self._catalog.forget(entry)
+        if slot is not None:
+            self._dram.free(slot)
+
+    def unhold(self, entries: list[Entry]) -> None:
+        """End one hold of each block, given in chain order."""
+        for slot in self._catalog.unhold(entries, self._clock.monotonic()):
+            self._dram.free(slot)
+
+    # ---- whole segments, when sizes or tenants change ----
+
+    def _reclaim(self, tenant: str, size: int) -> bool:
+        """Empty the segment of another size or tenant whose last use is older than that of all of ours.
+
+        Nothing in it is hot then, so nothing needs to move: its blocks are evicted. True where
+        room may have come of it.
+        """
+        segment = self.stale_segment(tenant, size)
+        if segment is None or (segment.tenant != tenant and self._dram.usage().retired_bytes):
+            return False  # one at a time: the last one's successor is still to come
+        entries = self.occupants(segment)
+        if self.must_demote() and not all(entry.below for entry in entries):
+            return False
+        self.evict(entries, "its segment went to blocks of another size or tenant")
+        return self._release(segment, tenant)
+
+    def _release(self, segment: Segment, tenant: str) -> bool:
+        assert not segment.used_slots, "a reclaimed segment is empty"
+        self._counters["segments_reclaimed"] += 1
+        self._catalog.segment_used.pop(segment.segment_id, None)
+        if segment.tenant == tenant:
+            return True  # the tier gives it another slot size by itself
+        self._dram.retire(segment.segment_id)
+        self.on_retired(segment.segment_id)
+        return False  # a fresh one takes its place when every holder has let go
+
+    def stale_segment(self, tenant: str, size: int) -> Segment | None:
+        """The segment to give up for blocks of this size, where one is less worth than all that the size has."""
+        if len(self._catalog.orders) < 2:
+            return None
+        used = self._catalog.segment_used
+        ours_oldest = float("inf")
+        best: tuple[int, Segment] | None = None
+        for segment in self._dram.segments():
+            tick = used.get(segment.segment_id, 0)
+            if segment.tenant == tenant and segment.slot_bytes == size:
+                ours_oldest = min(ours_oldest, tick)
+            elif segment.tenant and segment.used_slots and (best is None or tick < best[0]):
+                best = (tick, segment)
+        if best is None or best[0] >= ours_oldest:
+            return None
+        return best[1] if self._movable(best[1]) else None
+
+    def _movable(self, segment: Segment) -> bool:
+        occupants = self.occupants(segment)
+        return len(occupants) == segment.used_slots and all(not entry.holds for entry in occupants)
+
+    def occupants(self, segment: Segment) -> list[Entry]:
+        """The blocks in a segment."""
+        return [cast(Entry, owner) for owner in self._dram.occupants(segment.segment_id) if owner is not None]
