@@ -1,0 +1,47 @@
+"""What a process costs, from /proc: CPU seconds, bytes written, open descriptors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds (user and system) used so far by a process and all its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own_and_reaped = sum(map(int, fields[11:15]))
+    return own_and_reaped / _TICKS_PER_S + sum(cpu_s(child) for child in _children(pid))
+
+
+def written_bytes(pid: int) -> int:
+    """Bytes that a process has caused to be written to storage so far."""
+    for line in Path(f"/proc/{pid}/io").read_text().splitlines():
+        name, value = line.split(": ")
+        if name == "write_bytes":
+            return int(value)
+    raise OSError(f"/proc/{pid}/io has no write_bytes")
+
+
+def descriptors(pid: int) -> list[str]:
+    """What each open descriptor of a process points to."""
+    directory = Path(f"/proc/{pid}/fd")
+    found = []
+    for entry in directory.iterdir():
+        try:
+            found.append(os.readlink(entry))
+        except FileNotFoundError:  # closed since it was listed
+            continue
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            found += map(int, (task / "children").read_text().split())
+        except OSError:  # the thread has ended, or the kernel does not list children
+            continue
+    return found
