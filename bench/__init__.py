@@ -1,0 +1,1 @@
+"""Benches: each prints one JSON object with `--json -`, and a table without."""

@@ -1,0 +1,91 @@
+"""Several client processes at once: what they get together, beside what they memmove together.
+
+Each client is a spawned process with its own buffers; all read one resident chain. Every round
+starts at a barrier, alternates memmove and get, and counts from the first start to the last end.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier
+from typing import Any, Final, NamedTuple
+
+from kvstored_client import Client, NamespaceSpec
+
+from bench.buffers import Pool
+from bench.ceiling import memmove_blocks
+from bench.common import GB, median
+
+_TIMEOUT_S: Final = 120.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every client of a round does."""
+
+    address: str
+    spec: dict[str, str]
+    hashes: Sequence[bytes]
+    block_bytes: int
+    fill_seed: int
+    repeats: int
+
+
+class Span(NamedTuple):
+    """When one client started and ended each half of a round, and whether its bytes were right."""
+
+    memmove_start_s: float
+    memmove_end_s: float
+    get_start_s: float
+    get_end_s: float
+    intact: bool
+
+
+def aggregate(task: Task, clients: int) -> tuple[float, float, int]:
+    """Bytes per second that so many clients get and memmove, in GB/s, and how many rounds had wrong bytes."""
+    context = multiprocessing.get_context("spawn")
+    barrier, queue = context.Barrier(clients), context.Queue()
+    processes = [context.Process(target=_client, args=(task, barrier, queue), daemon=True) for _ in range(clients)]
+    for process in processes:
+        process.start()
+    try:
+        spans: list[list[Span]] = [queue.get(timeout=_TIMEOUT_S) for _ in processes]
+    finally:
+        for process in processes:
+            process.join(1.0)
+            process.kill()
+    return _figures(spans, clients * len(task.hashes) * task.block_bytes)
+
+
+def _figures(spans: Sequence[Sequence[Span]], total_bytes: int) -> tuple[float, float, int]:
+    rounds = list(zip(*spans, strict=True))
+    get_s = [max(s.get_end_s for s in r) - min(s.get_start_s for s in r) for r in rounds]
+    memmove_s = [max(s.memmove_end_s for s in r) - min(s.memmove_start_s for s in r) for r in rounds]
+    wrong = sum(not span.intact for r in rounds for span in r)
+    return total_bytes / median(get_s) / GB, total_bytes / median(memmove_s) / GB, wrong
+
+
+def _client(task: Task, barrier: Barrier, queue: Any) -> None:
+    source = Pool(len(task.hashes), task.block_bytes, seed=1)
+    source.fill(seed=task.fill_seed)
+    destination = Pool(len(task.hashes), task.block_bytes, seed=2)
+    with Client(task.address, name="bench.clients") as client:
+        namespace = client.namespace(NamespaceSpec(**task.spec))
+        client.get_into(namespace, task.hashes, destination.views)  # maps the segments
+        rounds = []
+        for _ in range(task.repeats):
+            barrier.wait(_TIMEOUT_S)
+            memmove_start_s = time.monotonic()
+            memmove_blocks(destination.addresses, source.addresses, task.block_bytes)
+            memmove_end_s = time.monotonic()
+            destination.clear()
+            barrier.wait(_TIMEOUT_S)
+            get_start_s = time.monotonic()
+            delivered = client.get_into(namespace, task.hashes, destination.views)
+            get_end_s = time.monotonic()
+            intact = delivered == len(task.hashes) and not destination.wrong_blocks(source)
+            rounds.append(Span(memmove_start_s, memmove_end_s, get_start_s, get_end_s, intact))
+    queue.put(rounds)

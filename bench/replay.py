@@ -1,0 +1,173 @@
+"""Replays a recorded workload through a real daemon and compares its hits with a plain simulation.
+
+For each request the leading blocks are got and every byte of them is checked in place; the
+missing rest of the chain is put. The simulation is `bench.lru`, of the same capacity in blocks.
+With `--nvme-blocks` a second tier joins in; then hits are reported without a comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvstored_client import Client, NamespaceSpec
+
+from bench.common import Figure, emit, parser, progress, run
+from bench.lru import LeafFirstLru
+from bench.payload import Payloads
+from bench.traces import block_hash, find_trace, read_trace
+from kvstored.testing.daemon_process import DaemonProcess
+
+_PROGRESS_REQUESTS: Final = 1000
+_EXTENT_BYTES_MIN: Final = 32 << 20
+_EXTENT_BYTES_MAX: Final = 256 << 20
+_IDLE_TIMEOUT_S: Final = 120.0
+
+FIGURES: Final = (
+    Figure("requests", "requests replayed"),
+    Figure("blocks", "blocks asked for"),
+    Figure("hits", "leading blocks found and delivered"),
+    Figure("hit_rate", "hits / blocks"),
+    Figure("simulated_hits", "hits of a plain leaf-first LRU of the same capacity (null with --nvme-blocks)"),
+    Figure("hits_minus_simulated", "hits - simulated_hits: the daemon's policy is exactly that one at 0", "== 0"),
+    Figure("wrong_bytes", "delivered bytes that differ from what was put", "== 0"),
+    Figure("refused_blocks", "blocks that a put could not store", "== 0"),
+    Figure("first_difference", "first request whose hits differ from the simulation's (-1: none)"),
+    Figure("seconds", "wall time of the replay"),
+)
+
+
+@dataclass
+class Tally:
+    """What the replay has seen so far."""
+
+    hits: int = 0
+    blocks: int = 0
+    wrong_bytes: int = 0
+    refused_blocks: int = 0
+    hits_by_request: list[int] = field(default_factory=list)
+
+
+class Replay:
+    """Sends requests to the daemon as an engine would."""
+
+    def __init__(self, client: Client, block_bytes: int, *, wait_idle: bool) -> None:
+        self._client = client
+        self._namespace = client.namespace(NamespaceSpec(model="replay", extra=f"{block_bytes}"))
+        self._payloads = Payloads(block_bytes)
+        self._wait_idle = wait_idle
+        self.tally = Tally()
+
+    def request(self, ids: Sequence[int]) -> None:
+        """One request: get and check what is there, put the rest."""
+        hashes = [block_hash(block) for block in ids]
+        hits = self._get(ids, hashes) if ids else 0
+        if hits < len(ids):
+            self._put(ids[hits:], hashes[hits:], parent=hashes[hits - 1] if hits else b"")
+        self.tally.hits += hits
+        self.tally.blocks += len(ids)
+        self.tally.hits_by_request.append(hits)
+        if self._wait_idle:
+            wait_mover_idle(self._client)
+
+    def _get(self, ids: Sequence[int], hashes: list[bytes]) -> int:
+        wait_s = 5.0 if self._wait_idle else 0.0
+        with self._client.get(self._namespace, hashes, wait_s=wait_s) as blocks:
+            for index in range(len(blocks)):
+                self.tally.wrong_bytes += self._payloads.wrong_bytes(ids[index], blocks[index])
+            return len(blocks)
+
+    def _put(self, ids: Sequence[int], hashes: list[bytes], parent: bytes) -> None:
+        rows = list(self._payloads.make(ids))
+        result = self._client.put(self._namespace, hashes, rows, parent=parent, wait_s=5.0)
+        self.tally.refused_blocks += len(ids) - result.stored - result.existing
+
+
+def wait_mover_idle(client: Client, timeout_s: float = _IDLE_TIMEOUT_S) -> None:
+    """Wait until the mover has nothing queued and nothing in flight; raises TimeoutError."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        status = client.status()
+        if status is not None and not status.counters["mover_queued"] + status.counters["mover_inflight"]:
+            return
+        time.sleep(0.0005)
+    raise TimeoutError(f"the mover is not idle after {timeout_s:g} s")
+
+
+def simulate(requests: Sequence[Sequence[int]], capacity_blocks: int) -> list[int]:
+    """Hits of each request in a plain leaf-first LRU cache."""
+    cache = LeafFirstLru(capacity_blocks)
+    return [cache.request(ids) for ids in requests]
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
+    """Index of the first element that differs, or -1."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b), -1)
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, str]:
+    settings = {"dram.capacity_bytes": str(arguments.dram_blocks * arguments.block_bytes)}
+    if arguments.nvme_blocks:
+        wanted = arguments.nvme_blocks * arguments.block_bytes
+        extent = max(_EXTENT_BYTES_MIN, min(_EXTENT_BYTES_MAX, wanted // 8 >> 20 << 20))
+        extents = -(-wanted // (extent - (1 << 20)))  # each keeps some room for its footer
+        settings |= {"nvme.capacity_bytes": str(extents * extent), "nvme.extent_bytes": str(extent)}
+    return settings
+
+
+def _replay(arguments: argparse.Namespace, requests: Sequence[Sequence[int]]) -> tuple[Tally, float]:
+    two_tiers = bool(arguments.nvme_blocks)
+    process = DaemonProcess(_settings(arguments), nvme=two_tiers, parent_directory=arguments.directory)
+    with process as daemon, Client(daemon.address, name="replay", timeout_s=30.0) as client:
+        replay = Replay(client, arguments.block_bytes, wait_idle=two_tiers)
+        started = time.perf_counter()
+        for index, ids in enumerate(requests):
+            replay.request(ids)
+            if index % _PROGRESS_REQUESTS == _PROGRESS_REQUESTS - 1:
+                progress(f"{index + 1} of {len(requests)} requests, {replay.tally.hits} hits")
+        return replay.tally, time.perf_counter() - started
+
+
+def main() -> int:
+    """Entry point; exit status 1 where a byte was wrong or hits differ from the simulation's."""
+    arguments = _arguments()
+    requests = list(read_trace(find_trace(arguments.trace), arguments.limit))
+    tally, seconds = _replay(arguments, requests)
+    values = {
+        "requests": len(requests),
+        "blocks": tally.blocks,
+        "hits": tally.hits,
+        "hit_rate": tally.hits / max(1, tally.blocks),
+        "wrong_bytes": tally.wrong_bytes,
+        "refused_blocks": tally.refused_blocks,
+        "seconds": seconds,
+    }
+    difference = 0
+    if not arguments.nvme_blocks:
+        simulated = simulate(requests, arguments.dram_blocks)
+        difference = tally.hits - sum(simulated)
+        values |= {
+            "simulated_hits": sum(simulated),
+            "hits_minus_simulated": difference,
+            "first_difference": first_difference(tally.hits_by_request, simulated),
+        }
+    emit(values, FIGURES, arguments.json)
+    return int(bool(tally.wrong_bytes or difference))
+
+
+def _arguments() -> argparse.Namespace:
+    built = parser("bench.replay", "Replay a trace through a real daemon, every byte checked.", FIGURES)
+    built.add_argument("trace", help="a trace file, or the name of one in $KVSTORED_TRACES")
+    built.add_argument("--block-bytes", type=int, default=16384)
+    built.add_argument("--dram-blocks", type=int, default=10000, help="capacity of the DRAM tier")
+    built.add_argument("--nvme-blocks", type=int, default=0, help="capacity of an NVMe tier; 0 = none")
+    built.add_argument("--limit", type=int, help="replay only the first so many requests")
+    built.add_argument("--directory", help="where the daemon's files go (default: the system's temporary directory)")
+    return built.parse_args()
+
+
+if __name__ == "__main__":
+    run(main)
