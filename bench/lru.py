@@ -48,3 +48,14 @@ class LeafFirstLru:
 
     def __contains__(self, block: int) -> bool:
         return block in self._order
+
+
+def simulate(requests: Sequence[Sequence[int]], capacity_blocks: int) -> list[int]:
+    """Hits of each request in a plain leaf-first LRU cache."""
+    cache = LeafFirstLru(capacity_blocks)
+    return [cache.request(ids) for ids in requests]
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
+    """Index of the first element that differs, or -1."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b), -1)

@@ -16,7 +16,7 @@ from typing import Final
 from kvstored_client import Client, NamespaceSpec
 
 from bench.common import Figure, emit, parser, progress, run
-from bench.lru import LeafFirstLru
+from bench.lru import first_difference, simulate
 from bench.payload import Payloads
 from bench.traces import block_hash, find_trace, read_trace
 from kvstored.testing.daemon_process import DaemonProcess
@@ -95,17 +95,6 @@ def wait_mover_idle(client: Client, timeout_s: float = _IDLE_TIMEOUT_S) -> None:
             return
         time.sleep(0.0005)
     raise TimeoutError(f"the mover is not idle after {timeout_s:g} s")
-
-
-def simulate(requests: Sequence[Sequence[int]], capacity_blocks: int) -> list[int]:
-    """Hits of each request in a plain leaf-first LRU cache."""
-    cache = LeafFirstLru(capacity_blocks)
-    return [cache.request(ids) for ids in requests]
-
-
-def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
-    """Index of the first element that differs, or -1."""
-    return next((i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b), -1)
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, str]:

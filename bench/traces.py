@@ -57,6 +57,8 @@ def _requests(lines: Iterable[str], block_tokens: int, partial: bool, limit: int
             raise ValueError(f"line {index + 2}: {line.strip()!r} is not six integers") from None
         if not 0 <= back <= index or (back == 0) != (shared == 0):
             raise ValueError(f"line {index + 2}: back {back} and shared {shared} do not fit")
+        if back and shared > len(history[index - back]):
+            raise ValueError(f"line {index + 2}: shares {shared} of {len(history[index - back])} blocks")
         count = -(-tokens // block_tokens) if partial else tokens // block_tokens
         ids = history[index - back][:shared] if back else []
         new = max(0, count - len(ids))
