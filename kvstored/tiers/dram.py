@@ -1,0 +1,159 @@
+"""The DRAM tier: populated memfd segments, cut into slots per tenant and slot size.
+
+This is where memory comes and goes; which slot is whose is the `SegmentPool`'s. Memory
+changes tenants in two steps: `retire` (nothing uses it, its holders are asked to let go), then
+`dispose` (its bytes are given back, a new segment takes its place).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from kvstored.device import memory
+from kvstored.errors import KVStoredError
+from kvstored.tiers.pool import SegmentPool
+from kvstored.tiers.provision import DramConfig, Memory, make_all, properties, renew, segment_sizes, shortcomings
+from kvstored.tiers.segment import INDEX_BITS, INDEX_MASK, Segment
+from kvstored.tiers.slots import SlotRecords
+from kvstored.tiers.threads import run_to_end
+
+__all__ = ["DramConfig", "DramTier", "Segment"]
+
+
+class Records:
+    """The slot records of all segments, by slot number (see `SlotRecords`)."""
+
+    def __init__(self, segments: dict[int, Segment]) -> None:
+        self._segments = segments
+
+    def _of(self, slot: int) -> SlotRecords:
+        records = self._segments[slot >> INDEX_BITS].records
+        assert records is not None, "a slot is cut"
+        return records
+
+    def begin(self, slot: int, size_bytes: int, digest: bytes, hash_: bytes, parent: bytes) -> int:
+        """A block is being written to the slot; returns the slot's new generation."""
+        return self._of(slot).begin(slot & INDEX_MASK, size_bytes, digest, hash_, parent)
+
+    def commit(self, slot: int, content_hash: bytes) -> None:
+        """The block's bytes are in the slot."""
+        self._of(slot).commit(slot & INDEX_MASK, content_hash)
+
+    def clear(self, slot: int) -> None:
+        """The slot holds no block any more (`DramTier.free` does this too)."""
+        self._of(slot).clear(slot & INDEX_MASK)
+
+    def generation(self, slot: int) -> int:
+        """Differs between any two blocks that ever were in the slot."""
+        return self._of(slot).generation(slot & INDEX_MASK)
+
+    def content_hash(self, slot: int) -> bytes:
+        """Of the block in the slot; zeros where it is not hashed yet."""
+        return self._of(slot).content_hash(slot & INDEX_MASK)
+
+    def heads(self, slots: Sequence[int]) -> bytes:
+        """The first 32 bytes of each record, as leases carry them (`kvstored_proto.frames.HEAD`)."""
+        segments = self._segments
+        return b"".join([segments[slot >> INDEX_BITS].head(slot & INDEX_MASK) for slot in slots])
+
+
+class DramTier(SegmentPool):
+    """Owns the memory. Calls that are no coroutines are plain state changes."""
+
+    def __init__(self, config: DramConfig) -> None:
+        self._config = config
+        self._sizes = segment_sizes(config)
+        super().__init__(sum(self._sizes))
+        self.records = Records(self._segments)
+        self.warnings: list[str] = []
+        self._last_id = 0
+        self._replacements: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Make, populate and lock all segments, in parallel.
+
+        Raises ConfigError where the machine has not that much memory or refuses a page kind or
+        lock that the configuration requires, DeviceError where memory cannot be had otherwise.
+        """
+        for made in await make_all(self._sizes, self._config):
+            self._enter(made)
+        self.warnings += shortcomings(self._config, list(self._segments.values()))
+
+    async def close(self) -> None:
+        """Unmap everything; nothing may use an address of the tier any more."""
+        await asyncio.gather(*self._replacements, return_exceptions=True)
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
+
+    def _enter(self, made: Memory) -> None:
+        self._last_id += 1
+        self.add(Segment(self._last_id, made.mapping, locked=made.locked))
+
+    @property
+    def largest_slot_bytes(self) -> int:
+        """Blocks over this size never fit."""
+        return max(self._sizes)
+
+    def properties(self) -> dict[str, str]:
+        """For status: what the memory is made of and whether it is locked."""
+        return properties(list(self._segments.values()))
+
+    # ---- bytes ----
+
+    def view(self, slot: int, size_bytes: int) -> memoryview:
+        """The first bytes of a slot as a writable buffer; only for as long as the slot is held."""
+        assert size_bytes <= self.class_of(slot), "inside of the slot"
+        return memory.view(self.address(slot), size_bytes, writable=True)
+
+    async def write(self, copies: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        """Copy blocks given as (slot, source address, size) into their slots; returns content hashes.
+
+        In one thread. Returns, cancelled or not, only when nothing is being copied any more.
+        """
+        assert all(size <= self.class_of(slot) for slot, _, size in copies), "inside of the slots"
+        return await run_to_end(memory.copy_and_hash_many, [(self.address(slot), src, n) for slot, src, n in copies])
+
+    async def hashes(self, blocks: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Content hashes of what is stored now, for blocks given as (slot, size); like `write`."""
+        return await run_to_end(memory.hash_many, [(self.address(slot), size) for slot, size in blocks])
+
+    # ---- segments ----
+
+    def segment_fd(self, segment_id: int) -> int:
+        """A read-only descriptor of the segment; it stays the tier's. Raises DeviceError."""
+        return self._segments[segment_id].fd()
+
+    def segment_bytes(self, segment_id: int) -> int:
+        """Its size."""
+        return self._segments[segment_id].size_bytes
+
+    def expose(self, segment_id: int) -> None:
+        """Note that a session was given the segment's descriptor."""
+        self._segments[segment_id].exposed = True
+
+    def is_exposed(self, segment_id: int) -> bool:
+        """Whether any session ever was given the segment's descriptor."""
+        return self._segments[segment_id].exposed
+
+    async def dispose(self, segment_id: int) -> None:
+        """Give a retired segment's bytes back and put a new segment in its place.
+
+        No holder may be left. Goes on when the caller is cancelled. Raises DeviceError where
+        no new memory comes; the tier then lives with less, counted as retired.
+        """
+        assert self._segments[segment_id].retired, "only what is retired is disposed of"
+        task = asyncio.create_task(self._replace(self._segments.pop(segment_id)))
+        self._replacements.add(task)
+        task.add_done_callback(self._replacements.discard)
+        await asyncio.shield(task)
+
+    async def _replace(self, segment: Segment) -> None:
+        try:
+            made = await asyncio.to_thread(renew, segment, self._config)
+        except KVStoredError as error:
+            self.warnings.append(f"dram: {segment.size_bytes} bytes are lost until a restart: {error}")
+            raise
+        self._enter(made)
+        self._retired_bytes -= segment.size_bytes

@@ -1,0 +1,202 @@
+"""Which segment serves whom: slots per tenant and slot size, and the account of the DRAM tier.
+
+Plain state over segments, without memory calls of its own. Slot numbers are
+`segment id << 20 | index`.
+"""
+
+from __future__ import annotations
+
+from kvstored.keys import slot_bytes
+from kvstored.tiers.base import Usage
+from kvstored.tiers.segment import INDEX_BITS, INDEX_MASK, Segment
+
+
+class SegmentPool:
+    """Hands out slots and takes them back, each call in a time that does not depend on how many there are.
+
+    A segment serves one tenant in its life, because a client that was given its descriptor
+    keeps seeing its bytes. Memory changes tenants only through `retire`.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._segments: dict[int, Segment] = {}
+        # Which segments have free slots, per tenant and slot size; which are without any used
+        # slot, per tenant ("" for those never cut). Dicts serve as ordered sets, by segment id.
+        self._open: dict[tuple[str, int], dict[int, Segment]] = {}
+        self._unused: dict[str, dict[int, Segment]] = {"": {}}
+        self._used_bytes = self._dead_bytes = self._retired_bytes = self._blocks = 0
+        self._tenants: dict[str, tuple[int, int]] = {}
+
+    # ---- slots ----
+
+    def allocate(self, tenant: str, size_bytes: int, count: int) -> list[int]:
+        """Up to `count` slots for blocks of a size; fewer where nothing is free.
+
+        From segments of the tenant and slot size, then from others of the tenant that nothing
+        uses, then from segments that never were anybody's. Raises DeviceError where there is
+        no memory for a segment's records.
+        """
+        size = slot_bytes(size_bytes)
+        slots: list[int] = []
+        while len(slots) < count:
+            segment = self._open_segment(tenant, size)
+            if segment is None:
+                break
+            slots += self._take(segment, count - len(slots))
+        return slots
+
+    def _open_segment(self, tenant: str, size: int) -> Segment | None:
+        for segment in self._open.get((tenant, size), {}).values():
+            return segment
+        return self._cut_unused(tenant, size)
+
+    def _cut_unused(self, tenant: str, size: int) -> Segment | None:
+        for owner in (tenant, ""):
+            for segment in self._unused.get(owner, {}).values():
+                if segment.size_bytes >= size:
+                    self._cut(segment, tenant, size)
+                    return segment
+        return None
+
+    def _cut(self, segment: Segment, tenant: str, size: int) -> None:
+        before = (segment.tenant, segment.slot_bytes, segment.dead_bytes)
+        segment.cut(tenant, size)
+        self._open.get(before[:2], {}).pop(segment.segment_id, None)
+        self._unused[before[0]].pop(segment.segment_id)
+        self._dead_bytes += segment.dead_bytes - before[2]
+        self._unused.setdefault(tenant, {})[segment.segment_id] = segment
+        self._open.setdefault((tenant, size), {})[segment.segment_id] = segment
+
+    def _take(self, segment: Segment, count: int) -> list[int]:
+        if not segment.used_slots:
+            del self._unused[segment.tenant][segment.segment_id]
+        slots = segment.take(count)
+        if not segment.free_slots:
+            del self._open[segment.tenant, segment.slot_bytes][segment.segment_id]
+        self._charge(segment, len(slots))
+        return slots
+
+    def free(self, slot: int) -> None:
+        """Take a slot back; its record says so before its bytes can change."""
+        segment = self._segments[slot >> INDEX_BITS]
+        if not segment.free_slots:
+            self._open[segment.tenant, segment.slot_bytes][segment.segment_id] = segment
+        segment.give_back(slot & INDEX_MASK)
+        if not segment.used_slots:
+            self._unused[segment.tenant][segment.segment_id] = segment
+        self._charge(segment, -1)
+
+    def _charge(self, segment: Segment, blocks: int) -> None:
+        change = blocks * segment.slot_bytes
+        self._used_bytes += change
+        self._blocks += blocks
+        used, count = self._tenants.get(segment.tenant, (0, 0))
+        self._tenants[segment.tenant] = (used + change, count + blocks)
+
+    def available(self, tenant: str, size_bytes: int) -> int:
+        """How many slots `allocate` would give now."""
+        size = slot_bytes(size_bytes)
+        slots = sum(segment.free_slots for segment in self._open.get((tenant, size), {}).values())
+        for owner in (tenant, ""):
+            for segment in self._unused.get(owner, {}).values():
+                if segment.slot_bytes != size:
+                    slots += segment.size_bytes // size
+        return slots
+
+    def class_of(self, slot: int) -> int:
+        """The slot's size in bytes."""
+        return self._segments[slot >> INDEX_BITS].slot_bytes
+
+    def address(self, slot: int) -> int:
+        """Where the slot lies in this process."""
+        segment = self._segments[slot >> INDEX_BITS]
+        return segment.address + (slot & INDEX_MASK) * segment.slot_bytes
+
+    def place(self, slot: int) -> tuple[int, int]:
+        """Where a client finds the slot: segment id and offset in bytes."""
+        segment_id = slot >> INDEX_BITS
+        return segment_id, (slot & INDEX_MASK) * self._segments[segment_id].slot_bytes
+
+    def bind(self, slot: int, owner: object) -> None:
+        """Note what the slot holds, for `owner` and `occupants`; forgotten when the slot is freed."""
+        self._segments[slot >> INDEX_BITS].bind(slot & INDEX_MASK, owner)
+
+    def owner(self, slot: int) -> object | None:
+        """What was bound to the slot."""
+        return self._segments[slot >> INDEX_BITS].owner(slot & INDEX_MASK)
+
+    # ---- segments ----
+
+    def add(self, segment: Segment) -> None:
+        """Put a segment that nobody had yet into service."""
+        self._segments[segment.segment_id] = segment
+        self._unused[""][segment.segment_id] = segment
+
+    def segments(self, tenant: str | None = None) -> list[Segment]:
+        """All segments in service, or those of one tenant."""
+        return [s for s in self._segments.values() if not s.retired and tenant in (None, s.tenant)]
+
+    def occupants(self, segment_id: int) -> list[object]:
+        """What is bound to the slots of a segment."""
+        return self._segments[segment_id].occupants()
+
+    def retire(self, segment_id: int) -> None:
+        """Take a segment without used slots out of service; its bytes count as retired until disposed of."""
+        segment = self._segments[segment_id]
+        assert segment.tenant, "a segment that is nobody's has nothing to hide"
+        assert not segment.retired, "retired once"
+        assert not segment.used_slots, "nothing uses it"
+        segment.retired = True
+        del self._unused[segment.tenant][segment_id]
+        del self._open[segment.tenant, segment.slot_bytes][segment_id]
+        self._dead_bytes -= segment.dead_bytes
+        self._retired_bytes += segment.size_bytes
+
+    # ---- account ----
+
+    def usage(self) -> Usage:
+        """The account."""
+        free = self.capacity_bytes - self._used_bytes - self._dead_bytes - self._retired_bytes
+        return Usage(
+            capacity_bytes=self.capacity_bytes,
+            used_bytes=self._used_bytes,
+            dead_bytes=self._dead_bytes,
+            retired_bytes=self._retired_bytes,
+            free_bytes=free,
+            blocks=self._blocks,
+        )
+
+    def tenant_usage(self) -> dict[str, tuple[int, int]]:
+        """Per tenant: bytes used and blocks."""
+        return dict(self._tenants)
+
+    def audit(self) -> None:
+        """Count everything anew from the segments; AssertionError where the account is wrong."""
+        used = dead = retired = blocks = 0
+        tenants: dict[str, list[int]] = {}
+        for segment in self._segments.values():
+            taken = len(segment.taken())
+            assert taken == segment.used_slots, f"segment {segment.segment_id}: {taken} slots are taken"
+            blocks += taken
+            used += segment.used_bytes
+            share = tenants.setdefault(segment.tenant, [0, 0])
+            share[0] += segment.used_bytes
+            share[1] += taken
+            if segment.retired:
+                retired += segment.size_bytes
+            else:
+                dead += segment.dead_bytes
+                self._audit_membership(segment)
+        assert (used, dead, blocks) == (self._used_bytes, self._dead_bytes, self._blocks), "used, dead or blocks differ"
+        assert retired <= self._retired_bytes, "retired differs"
+        assert self.usage().free_bytes >= 0, "more in use than there is"
+        assert self.usage().balanced(), "the account adds up"
+        for tenant, account in self._tenants.items():
+            assert list(account) == tenants.get(tenant, [0, 0]), f"the share of {tenant} differs"
+
+    def _audit_membership(self, segment: Segment) -> None:
+        listed_open = segment.segment_id in self._open.get((segment.tenant, segment.slot_bytes), {})
+        assert listed_open == bool(segment.free_slots), "listed as having free slots if it has"
+        listed_unused = segment.segment_id in self._unused.get(segment.tenant, {})
+        assert listed_unused == (not segment.used_slots), "listed as unused if it is"

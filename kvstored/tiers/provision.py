@@ -1,0 +1,162 @@
+"""Making the memory of DRAM segments: how many, of which pages, locked or not, and what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Literal
+
+import msgspec
+
+from kvstored.device.memory import HUGE_PAGE_BYTES, Mapping, available_bytes
+from kvstored.errors import ConfigError
+from kvstored.keys import SLOT_ALIGN_BYTES
+from kvstored.tiers.segment import SLOTS_MAX, Segment
+
+Wish = Literal["auto", "never", "require"]
+
+SEGMENT_BYTES_MIN: Final = 64 << 20
+SEGMENT_BYTES_MAX: Final = SLOTS_MAX * SLOT_ALIGN_BYTES
+# So many unless the configuration sets a size: descriptors are limited, per process and per message.
+SEGMENTS_USUAL: Final = 512
+SEGMENTS_MAX: Final = 4096
+_THREADS_MAX: Final = 4
+
+
+class DramConfig(msgspec.Struct, frozen=True):
+    """How much memory and of what kind.
+
+    `segment_bytes` 0 takes the larger of 64 MiB and a 512th of the capacity. "require" makes
+    it an error at start where the machine refuses; "auto" runs without and says so.
+    """
+
+    capacity_bytes: int
+    segment_bytes: int = 0
+    huge_pages: Wish = "auto"
+    lock: Wish = "auto"
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """The populated memory of one segment."""
+
+    mapping: Mapping
+    locked: bool
+
+
+def segment_sizes(config: DramConfig) -> list[int]:
+    """Sizes of the segments to make: full ones, and a smaller last one for the rest of the capacity.
+
+    The capacity counts in whole 4 KiB. Raises ConfigError.
+    """
+    segment_bytes = _segment_bytes(config)
+    capacity_bytes = config.capacity_bytes // SLOT_ALIGN_BYTES * SLOT_ALIGN_BYTES
+    if capacity_bytes <= 0:
+        raise ConfigError(f"dram.capacity_bytes is {config.capacity_bytes}: it must be at least {SLOT_ALIGN_BYTES}")
+    full, rest = divmod(capacity_bytes, segment_bytes)
+    if full > SEGMENTS_MAX:
+        raise ConfigError(
+            f"dram.segment_bytes is {segment_bytes}: that makes {full} segments of {capacity_bytes} bytes, "
+            f"{SEGMENTS_MAX} are allowed: leave it at 0"
+        )
+    return [segment_bytes] * full + [rest] * bool(rest)
+
+
+def _segment_bytes(config: DramConfig) -> int:
+    if not config.segment_bytes:
+        wanted = max(SEGMENT_BYTES_MIN, config.capacity_bytes // SEGMENTS_USUAL)
+        return min(-(-wanted // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, SEGMENT_BYTES_MAX)
+    if config.segment_bytes % SLOT_ALIGN_BYTES or not 0 < config.segment_bytes <= SEGMENT_BYTES_MAX:
+        raise ConfigError(
+            f"dram.segment_bytes is {config.segment_bytes}: it must be 0 (chosen for you) "
+            f"or a multiple of {SLOT_ALIGN_BYTES} up to {SEGMENT_BYTES_MAX}"
+        )
+    return config.segment_bytes
+
+
+async def make_all(sizes: Sequence[int], config: DramConfig) -> list[Memory]:
+    """The memory of all segments, made in a few threads; raises ConfigError or DeviceError and keeps none then."""
+    there = available_bytes()
+    if sum(sizes) > there:
+        # Checked first: populating what is not there ends in the kernel's out-of-memory killer.
+        raise ConfigError(f"dram.capacity_bytes is {config.capacity_bytes}: this machine has {there} bytes available")
+    loop = asyncio.get_running_loop()
+    executor = ThreadPoolExecutor(min(_THREADS_MAX, len(os.sched_getaffinity(0))), "kvstored-populate")
+    try:
+        jobs = [loop.run_in_executor(executor, make, size, config) for size in sizes]
+        results = await asyncio.gather(*jobs, return_exceptions=True)
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+    made = [result for result in results if isinstance(result, Memory)]
+    for result in results:
+        if isinstance(result, BaseException):
+            for memory in made:
+                memory.mapping.close()
+            raise result
+    return made
+
+
+def make(size_bytes: int, config: DramConfig) -> Memory:
+    """The memory of one segment, populated; raises ConfigError or DeviceError."""
+    mapping = Mapping(size_bytes, name="kvstored-dram", huge_pages=config.huge_pages != "never")
+    try:
+        if config.huge_pages == "require" and mapping.pages == "4k":
+            raise ConfigError(_no_huge_pages("dram.require_huge_pages is true, but", size_bytes))
+        mapping.populate()
+        locked = config.lock != "never" and mapping.lock()
+        if config.lock == "require" and not locked:
+            raise ConfigError(_not_locked("dram.require_lock is true, but"))
+    except BaseException:
+        mapping.close()
+        raise
+    return Memory(mapping, locked)
+
+
+def renew(segment: Segment, config: DramConfig) -> Memory:
+    """Memory for a new segment in place of a retired one, zeroed; raises ConfigError or DeviceError.
+
+    What a client may still have mapped is given back to the kernel and never used again; a
+    client that touches its old mapping finds zeros.
+    """
+    mapping = segment.detach()
+    if not segment.exposed:
+        mapping.zero()
+        return Memory(mapping, segment.locked)
+    mapping.punch()
+    mapping.close()
+    return make(segment.size_bytes, config)
+
+
+def shortcomings(config: DramConfig, segments: Sequence[Segment]) -> list[str]:
+    """Warnings: what the configuration wanted and the machine refused, and what helps."""
+    warnings = []
+    plain_bytes = sum(s.size_bytes for s in segments if s.pages == "4k" and s.size_bytes % HUGE_PAGE_BYTES == 0)
+    if config.huge_pages != "never" and plain_bytes:
+        warnings.append(_no_huge_pages("dram:", plain_bytes))
+    if config.lock != "never" and not all(s.locked for s in segments):
+        warnings.append(_not_locked("dram:"))
+    return warnings
+
+
+def _no_huge_pages(prefix: str, size_bytes: int) -> str:
+    return (
+        f"{prefix} {size_bytes} bytes got 4 KiB pages: reserve huge pages (sysctl vm.nr_hugepages, 2 MiB each; "
+        "dram.capacity_bytes a multiple of 2 MiB) or allow transparent ones "
+        "(echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled)"
+    )
+
+
+def _not_locked(prefix: str) -> str:
+    return f"{prefix} memory could not be locked: raise the limit (systemd: LimitMEMLOCK=infinity; shell: ulimit -l)"
+
+
+def properties(segments: Sequence[Segment]) -> dict[str, str]:
+    """What the tier is made of, for status."""
+    locked = sum(segment.locked for segment in segments)
+    return {
+        "segments": str(len(segments)),
+        "segment_bytes": str(max((segment.size_bytes for segment in segments), default=0)),
+        "pages": "+".join(sorted({segment.pages for segment in segments})),
+        "locked": "no" if not locked else "yes" if locked == len(segments) else "partly",
+    }

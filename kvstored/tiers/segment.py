@@ -1,0 +1,178 @@
+"""One segment of the DRAM tier: a memfd cut into slots of one size for one tenant."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+from kvstored.device.memory import Mapping
+from kvstored.tiers.slots import SlotRecords
+
+# A slot's number is its segment's id and its index there: both are found without a table.
+INDEX_BITS: Final = 20
+INDEX_MASK: Final = (1 << INDEX_BITS) - 1
+SLOTS_MAX: Final = 1 << INDEX_BITS
+# Room for the generations of one slot size before the segment is cut anew.
+_GENERATION_BITS_PER_CUT: Final = 40
+
+_VACANT: Final = object()
+
+
+class Segment:
+    """Slots, their owners and their records. Plain state; the tier keeps the account.
+
+    `tenant` is empty and `slot_bytes` 0 until the segment is first cut. Ids are never reused:
+    memory that comes back after a retirement is a new segment.
+    """
+
+    __slots__ = (
+        "_fd",
+        "_freed",
+        "_mapping",
+        "_owners",
+        "_untouched",
+        "address",
+        "cuts",
+        "exposed",
+        "locked",
+        "records",
+        "retired",
+        "segment_id",
+        "size_bytes",
+        "slot_bytes",
+        "slots",
+        "tenant",
+        "used_slots",
+    )
+
+    def __init__(self, segment_id: int, mapping: Mapping, *, locked: bool) -> None:
+        self.segment_id = segment_id
+        self.address = mapping.address
+        self.size_bytes = mapping.size_bytes
+        self.locked = locked
+        self.tenant = ""
+        self.slot_bytes = 0
+        self.slots = 0
+        self.used_slots = 0
+        self.cuts = 0
+        self.exposed = False
+        self.retired = False
+        self.records: SlotRecords | None = None
+        self._mapping = mapping
+        self._fd = -1
+        self._owners: list[object] = []
+        self._freed = array("I")  # indices that were given back, the latest last
+        self._untouched = 0  # all indices from here on were never taken
+
+    @property
+    def free_slots(self) -> int:
+        """How many slots can be taken."""
+        return self.slots - self.used_slots
+
+    @property
+    def dead_bytes(self) -> int:
+        """The tail that is too short for a slot."""
+        return self.size_bytes - self.slots * self.slot_bytes if self.slots else 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the slots taken."""
+        return self.used_slots * self.slot_bytes
+
+    @property
+    def pages(self) -> str:
+        """The kind of its pages: hugetlb, thp or 4k."""
+        return self._mapping.pages
+
+    def fd(self) -> int:
+        """A read-only descriptor of the memory, to be handed to clients; it stays the segment's."""
+        if self._fd < 0:
+            self._fd = self._mapping.read_only_fd()
+        return self._fd
+
+    def cut(self, tenant: str, slot_bytes: int) -> None:
+        """Divide an unused segment into slots of a size for a tenant; raises DeviceError."""
+        assert not self.used_slots, "nobody's slots are cut anew"
+        assert self.tenant in ("", tenant), "a segment serves one tenant in its life"
+        slots = min(self.size_bytes // slot_bytes, SLOTS_MAX)
+        assert slots, "a slot fits"
+        records = SlotRecords(
+            slots,
+            slot_bytes,
+            segment_id=self.segment_id,
+            tenant=tenant,
+            first_generation=self.cuts << _GENERATION_BITS_PER_CUT,
+        )
+        if self.records is not None:
+            self.records.close()
+        self.cuts += 1
+        self.tenant, self.slot_bytes, self.slots, self.records = tenant, slot_bytes, slots, records
+        self._owners = [_VACANT] * slots
+        self._freed = array("I")
+        self._untouched = 0
+
+    def take(self, count: int) -> list[int]:
+        """Numbers of up to `count` free slots, ascending and side by side as far as possible."""
+        first, freed, owners = self._untouched, self._freed, self._owners
+        fresh = min(count, self.slots - first)
+        indices = list(range(first, first + fresh))
+        self._untouched += fresh
+        reused = min(count - fresh, len(freed))
+        if reused:
+            indices += freed[len(freed) - reused :]
+            del freed[len(freed) - reused :]
+            indices.sort()
+        for index in indices:
+            owners[index] = None
+        self.used_slots += len(indices)
+        base = self.segment_id << INDEX_BITS
+        return [base | index for index in indices]
+
+    def give_back(self, index: int) -> None:
+        """Free a slot; its record says so before anything else can happen to its bytes."""
+        assert self._owners[index] is not _VACANT, "a slot is freed once"
+        assert self.records is not None, "a slot is cut"
+        self.records.clear(index)
+        self._owners[index] = _VACANT
+        self._freed.append(index)
+        self.used_slots -= 1
+
+    def bind(self, index: int, owner: object) -> None:
+        """Note whose the slot is."""
+        assert self._owners[index] is not _VACANT, "a free slot has no owner"
+        self._owners[index] = owner
+
+    def owner(self, index: int) -> object | None:
+        """What `bind` noted; None for a free slot."""
+        found = self._owners[index]
+        return None if found is _VACANT else found
+
+    def head(self, index: int) -> memoryview:
+        """The start of a slot's record: generation word, CRC, size, content hash."""
+        assert self.records is not None, "a slot is cut"
+        return self.records.head(index)
+
+    def occupants(self) -> list[object]:
+        """The owners of all slots that have one."""
+        return [owner for owner in self._owners if owner is not _VACANT and owner is not None]
+
+    def taken(self) -> Sequence[int]:
+        """Indices of all slots in use, for the audit."""
+        return [index for index, owner in enumerate(self._owners) if owner is not _VACANT]
+
+    def detach(self) -> Mapping:
+        """Let go of the memory but keep it mapped: for a new segment over the same bytes."""
+        if self.records is not None:
+            self.records.close()
+            self.records = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self.address = 0
+        return self._mapping
+
+    def close(self) -> None:
+        """Unmap; nothing may use an address of it any more."""
+        self.detach().close()
