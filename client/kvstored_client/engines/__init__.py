@@ -1,0 +1,1 @@
+"""Integrations: each one imports its engine only when it is itself imported."""
