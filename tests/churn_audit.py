@@ -1,0 +1,69 @@
+"""What a daemon still holds when every client is gone: sessions, leases, slots, descriptors."""
+
+import time
+from collections import Counter
+
+from kvstored_client import Client
+from kvstored_proto.v1 import admin_pb2
+from kvstored_proto.v1 import kvstored_pb2 as pb
+
+from bench.replay import wait_mover_idle
+from kvstored.keys import slot_bytes
+from kvstored.testing.daemon_process import status
+
+SETTLE_S = 20.0
+TIER_MEMORY = "memfd:kvstored-dram"
+
+
+def descriptors(daemon):
+    """Open descriptors that clients could have caused: all but extents, and the tier's own memory."""
+    extents = str(daemon.nvme_path)
+    return Counter(
+        link.split(":[")[0] if ":[" in link else link
+        for link in daemon.descriptors()
+        if not link.startswith(extents) and TIER_MEMORY not in link
+    )
+
+
+def sessions_left(daemon):
+    """Sessions of churn clients that the daemon still has, once they had time to end."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        left = [s for s in status(daemon.session_socket).sessions if s.client.startswith("churn")]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+
+
+def audit(daemon, before):
+    """Counts of everything that leaked; all are zero in a daemon that leaks nothing."""
+    sessions = sessions_left(daemon)
+    with Client(daemon.address, name="audit", timeout_s=10.0) as client:
+        wait_mover_idle(client)
+        blocks = list_blocks(client)
+        reply = client.status()
+    dram = next(tier for tier in reply.tiers if tier.name == "dram")
+    resident = sum(slot_bytes(block.size_bytes) for block in blocks if "dram" in block.tiers)
+    extra = descriptors(daemon) - before
+    return {
+        "leaked_sessions": len(sessions),
+        "leaked_leases": sum(session.leases for session in reply.sessions),
+        "leaked_reservations": sum(session.reservations for session in reply.sessions),
+        "leaked_staging_bytes": sum(s.staging_bytes for s in reply.sessions if s.client != "audit"),
+        "leaked_holds": sum(block.holds for block in blocks),
+        "leaked_unfinished_blocks": sum(block.state != "ready" for block in blocks),
+        "leaked_slot_bytes": abs(dram.used_bytes - resident),
+        "leaked_descriptors": sum(extra.values()),
+    }, extra
+
+
+def list_blocks(client):
+    """Every block of the tenant, in both tiers."""
+    blocks, cursor = [], b""
+    while True:
+        request = admin_pb2.ListBlocksRequest(limit=1000, cursor=cursor)
+        reply = client.call(pb.OPERATION_LIST_BLOCKS, request, admin_pb2.ListBlocksReply)
+        blocks += reply.blocks
+        cursor = reply.cursor
+        if not cursor:
+            return blocks
