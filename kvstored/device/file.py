@@ -1,0 +1,241 @@
+"""Files: the only module that opens, reads, writes or syncs them.
+
+Bytes move between a file and addresses of this process (slots of the tier above), with the GIL
+released. Direct I/O goes past the page cache; offsets, sizes and addresses are then multiples
+of 4 KiB. Every call blocks: callers run it in a thread of their own. What the operating system
+refuses becomes a `DeviceError`, a full file system a `NoSpace`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kvstored.errors import DeviceError
+
+ALIGN_BYTES: Final = 4096
+PIECES_PER_CALL_MAX: Final = 512  # the kernel takes 1024
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+Piece = tuple[int, int]
+"""An address in this process and a size in bytes."""
+
+
+_Buffers = Sequence["ctypes.Array[ctypes.c_char]"]
+
+
+class NoSpace(DeviceError):
+    """The file system is full, or its quota is."""
+
+
+class File(NamedTuple):
+    """An open file."""
+
+    path: Path
+    descriptor: int
+    direct: bool
+
+
+class AlignedBuffer:
+    """Zeroed memory of its own, aligned for direct I/O."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+        self._map = mmap.mmap(-1, self.size_bytes)
+        self._view = (ctypes.c_char * self.size_bytes).from_buffer(self._map)
+        self.address = ctypes.addressof(self._view)
+
+    def set(self, offset: int, data: bytes) -> None:
+        """Put bytes in."""
+        self._map[offset : offset + len(data)] = data
+
+    def get(self, offset: int, size_bytes: int) -> bytes:
+        """Take bytes out."""
+        return self._map[offset : offset + size_bytes]
+
+    def close(self) -> None:
+        """Give the memory back; the address is void from here on."""
+        del self._view
+        self._map.close()
+
+
+@contextmanager
+def device_errors(what: str) -> Iterator[None]:
+    """Turn the operating system's refusals into this package's errors."""
+    try:
+        yield
+    except OSError as error:
+        kind = NoSpace if error.errno in _FULL else DeviceError
+        raise kind(f"{what}: {error.strerror or error}") from error
+
+
+class FileDevice:
+    """Files of the operating system."""
+
+    # --- bytes of blocks ---
+
+    def open(self, path: Path, *, direct: bool) -> File:
+        """Open for reading and writing; a file that is not there is made, and its name made durable."""
+        with device_errors(f"opening {path}"):
+            flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
+            try:
+                return File(path, self._open(path, flags), direct)
+            except FileNotFoundError:
+                descriptor = self._open(path, flags | os.O_CREAT)
+            try:
+                self._sync_directory(path.parent)
+            except OSError:
+                os.close(descriptor)
+                raise
+            return File(path, descriptor, direct)
+
+    def close(self, file: File) -> None:
+        """Let go of the descriptor."""
+        os.close(file.descriptor)
+
+    def read(self, file: File, offset: int, pieces: Sequence[Piece]) -> None:
+        """Fill the pieces, one after the other, from `offset` on.
+
+        Raises DeviceError where the file ends before they are full.
+        """
+        with device_errors(f"reading {file.path} at {offset}"):
+            self._move(self._preadv, file, offset, pieces)
+
+    def write(self, file: File, offset: int, pieces: Sequence[Piece]) -> None:
+        """Write the pieces, one after the other, from `offset` on. Durable after `sync`."""
+        with device_errors(f"writing {file.path} at {offset}"):
+            self._move(self._pwritev, file, offset, pieces)
+
+    def sync(self, file: File) -> None:
+        """Make everything written to the file durable."""
+        with device_errors(f"syncing {file.path}"):
+            self._fdatasync(file.descriptor)
+
+    def size_bytes(self, file: File) -> int:
+        """How long the file is."""
+        with device_errors(f"asking for the size of {file.path}"):
+            return os.fstat(file.descriptor).st_size
+
+    # --- bytes of our own, small ---
+
+    def read_bytes(self, file: File, offset: int, size_bytes: int) -> bytes:
+        """Bytes of an open file, through an aligned buffer; `offset` is a multiple of 4 KiB."""
+        buffer = AlignedBuffer(size_bytes)
+        try:
+            self.read(file, offset, [(buffer.address, buffer.size_bytes)])
+            return buffer.get(0, size_bytes)
+        finally:
+            buffer.close()
+
+    def write_bytes(self, file: File, offset: int, data: bytes) -> None:
+        """Write bytes through an aligned buffer, padded with zeros to 4 KiB; `offset` is a multiple of it."""
+        buffer = AlignedBuffer(len(data))
+        try:
+            buffer.set(0, data)
+            self.write(file, offset, [(buffer.address, buffer.size_bytes)])
+        finally:
+            buffer.close()
+
+    def read_whole(self, path: Path) -> bytes | None:
+        """A small file, or None where there is none."""
+        with device_errors(f"reading {path}"):
+            return path.read_bytes() if path.exists() else None
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Write a small file in one step: after a crash it is the old one or the new one, whole."""
+        fresh = path.with_name(path.name + ".new")
+        with device_errors(f"writing {path}"):
+            descriptor = self._open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+            try:
+                os.write(descriptor, data)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            fresh.replace(path)
+            self._sync_directory(path.parent)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; one that is not there is fine."""
+        with device_errors(f"removing {path}"):
+            path.unlink(missing_ok=True)
+
+    # --- directories ---
+
+    def make_directory(self, path: Path) -> None:
+        """Make a directory, and those above it; one that is there is fine."""
+        with device_errors(f"making the directory {path}"):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def lock_directory(self, path: Path) -> int | None:
+        """Take a directory for this process alone: a descriptor to close later, or None if another has it."""
+        with device_errors(f"locking {path}"):
+            descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return None
+            return descriptor
+
+    def unlock(self, lock: int) -> None:
+        """Give a directory back."""
+        os.close(lock)
+
+    def allows_direct_io(self, path: Path) -> bool:
+        """Whether the file system of `path`, an existing file, takes direct I/O."""
+        try:
+            os.close(self._open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC))
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return False
+            raise DeviceError(f"opening {path}: {error.strerror}") from error
+        return True
+
+    # --- what the fake device overrides ---
+
+    def _open(self, path: Path, flags: int) -> int:
+        return os.open(path, flags, 0o600)
+
+    def _preadv(self, file: File, buffers: _Buffers, offset: int) -> int:
+        return os.preadv(file.descriptor, buffers, offset)
+
+    def _pwritev(self, file: File, buffers: _Buffers, offset: int) -> int:
+        return os.pwritev(file.descriptor, buffers, offset)
+
+    def _fdatasync(self, descriptor: int) -> None:
+        os.fdatasync(descriptor)
+
+    def _sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def _move(call: Callable[[File, _Buffers, int], int], file: File, offset: int, pieces: Sequence[Piece]) -> None:
+        assert 0 < len(pieces) <= PIECES_PER_CALL_MAX, f"{len(pieces)} pieces in one call"
+        assert not file.direct or all(not (address | size) % ALIGN_BYTES for address, size in pieces), "not aligned"
+        rest = list(pieces)
+        while rest:
+            moved = call(file, [(ctypes.c_char * size).from_address(address) for address, size in rest], offset)
+            if moved <= 0:
+                raise OSError(errno.EIO, "the file ends here")
+            offset += moved
+            rest = _after(rest, moved)
+
+
+def _after(pieces: Sequence[Piece], moved: int) -> list[Piece]:
+    """What is left of the pieces when their first `moved` bytes are done."""
+    for done, (address, size) in enumerate(pieces):
+        if moved < size:
+            return [(address + moved, size - moved), *pieces[done + 1 :]]
+        moved -= size
+    return []

@@ -1,0 +1,104 @@
+"""The directory of one volume: whose it is, which format it has, and that nobody else uses it."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from kvstored.device.file import FileDevice
+from kvstored.device.handles import OpenFiles
+from kvstored.errors import ConfigError, CorruptData
+from kvstored.tiers.formats import FORMAT_VERSION
+
+
+class VolumeFormat(msgspec.Struct):
+    """Content of the file `FORMAT`."""
+
+    format: int
+    volume: str = ""
+    extent_bytes: int = 0
+
+
+class VolumeDirectory:
+    """A volume's directory, from `open` to `close` this process's alone."""
+
+    def __init__(self, device: FileDevice, path: Path, *, open_files_max: int) -> None:
+        self.device = device
+        self.path = path
+        self.index = path / "index"
+        self.extents = path / "extents"
+        self.identity = b""
+        self.direct = False
+        self.files = OpenFiles(device, direct=False, limit=open_files_max)
+        self._open_files_max = open_files_max
+        self._lock: int | None = None
+
+    def open(self, extent_bytes: int, *, require_direct_io: bool) -> None:
+        """Lock the directory and read its format, or make a new volume in it.
+
+        Raises ConfigError where another process has it, it is no volume or one that this version
+        cannot read, or direct I/O is demanded and refused; DeviceError where the device fails.
+        """
+        self.device.make_directory(self.path)
+        self._lock = self.device.lock_directory(self.path)
+        if self._lock is None:
+            raise ConfigError(f"nvme.paths: {self.path} is in use by another kvstored: each needs its own directory")
+        try:
+            self._open_locked(extent_bytes, require_direct_io)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the extents and let others have the directory; nobody may be using a file."""
+        self.files.close()
+        if self._lock is not None:
+            self.device.unlock(self._lock)
+            self._lock = None
+
+    def _open_locked(self, extent_bytes: int, require_direct_io: bool) -> None:
+        marker = self.path / "FORMAT"
+        stored = self.device.read_whole(marker)
+        if stored is None:
+            stored = self._create(marker, extent_bytes)
+        self.identity = self._check(marker, stored, extent_bytes)
+        self.direct = self.device.allows_direct_io(marker)
+        if require_direct_io and not self.direct:
+            raise ConfigError(
+                f"nvme.require_direct_io is true, but the file system of {self.path} refuses O_DIRECT: "
+                "use another path, or set it to false"
+            )
+        for directory in (self.index, self.extents):
+            self.device.make_directory(directory)
+        self.files = OpenFiles(self.device, direct=self.direct, limit=self._open_files_max)
+
+    def _create(self, marker: Path, extent_bytes: int) -> bytes:
+        for directory in (self.index, self.extents):
+            if directory.exists():
+                raise ConfigError(f"nvme.paths: {self.path} has {directory.name}/ but no FORMAT file: empty it first")
+        fresh = VolumeFormat(FORMAT_VERSION, uuid.uuid4().hex, extent_bytes)
+        stored = msgspec.json.encode(fresh)
+        self.device.replace(marker, stored)
+        return stored
+
+    def _check(self, marker: Path, stored: bytes, extent_bytes: int) -> bytes:
+        try:
+            found = msgspec.json.decode(stored, type=VolumeFormat)
+            identity = bytes.fromhex(found.volume)
+        except ValueError as error:
+            raise CorruptData(f"{marker} is damaged: {error}") from error
+        if found.format > FORMAT_VERSION:
+            raise ConfigError(
+                f"nvme.paths: {self.path} has format {found.format}, this kvstored reads up to {FORMAT_VERSION}: "
+                "upgrade kvstored, or name another directory"
+            )
+        if len(identity) != 16:
+            raise CorruptData(f"{marker} is damaged: a volume's identity has 16 bytes, not {len(identity)}")
+        if found.extent_bytes != extent_bytes:
+            raise ConfigError(
+                f"nvme.extent_bytes is {extent_bytes}, but {self.path} was made with {found.extent_bytes}: "
+                "set it to that, or empty the directory"
+            )
+        return identity

@@ -1,0 +1,299 @@
+"""Extents in memory: who owns which, where the next block goes, and the account of a volume's bytes.
+
+State only: no I/O and no await, used on the event loop alone. An extent belongs to one tenant
+and is written from its start to its end, the rest being kept for the footer:
+
+    FREE -> OPEN -> FULL -> SEALED -> RECYCLING -> FREE ...
+
+FULL takes no more blocks but its footer is not written yet. Anything without readers and
+writers may be recycled.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from kvstored.keys import slot_bytes
+from kvstored.tiers.base import Location, Record, Store, Usage
+from kvstored.tiers.formats import ExtentRow, Placed, State, footer_bytes, header_bytes
+
+GENERATION_FIRST: Final = 1
+
+Delta = Mapping[int, tuple[int, int]]
+"""What a transaction changed: extent -> (bytes, blocks) more or less alive."""
+
+
+class Extent:
+    """One extent. Bytes: `append` is where the next block goes, `writing` are placed and not yet settled."""
+
+    __slots__ = (
+        "append_bytes",
+        "generation",
+        "header_bytes",
+        "live_blocks",
+        "live_bytes",
+        "number",
+        "pins",
+        "sealable",
+        "sealing",
+        "sequence",
+        "state",
+        "tenant",
+        "writing_bytes",
+    )
+
+    def __init__(self, row: ExtentRow) -> None:
+        self.number = row.extent
+        self.generation = row.generation
+        self.tenant = row.tenant
+        self.state = row.state
+        self.sequence = row.sequence
+        self.append_bytes = row.append_bytes
+        self.header_bytes = row.header_bytes
+        self.live_bytes = row.live_bytes
+        self.live_blocks = row.live_blocks
+        self.writing_bytes = 0
+        self.pins = 0
+        self.sealing = False
+        self.sealable = True
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody reads, writes or seals it."""
+        return not (self.pins or self.writing_bytes or self.sealing)
+
+
+class ExtentTable:
+    """The extents of one volume, at most `limit` of them, and their account."""
+
+    def __init__(self, extent_bytes: int, limit: int, rows: Iterable[ExtentRow] = ()) -> None:
+        self.extent_bytes = extent_bytes
+        self.limit = limit
+        self._extents = {row.extent: Extent(row) for row in rows}
+        self._free = [e for e in self._extents.values() if e.state is State.FREE]
+        self._open: dict[str, Extent] = {}
+        self._full: dict[int, Extent] = {}
+        self._sealed: dict[int, Extent] = {}  # in the order of their sealing
+        self._live_bytes = self._live_blocks = self._writing_bytes = 0
+        self._tenants: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self._sequence = max((e.sequence for e in self._extents.values()), default=0)
+        for extent in sorted(self._extents.values(), key=lambda e: (e.sequence, -e.append_bytes)):
+            self._adopt(extent)
+
+    def _adopt(self, extent: Extent) -> None:
+        self._count(extent, extent.live_bytes, extent.live_blocks)
+        if extent.state is State.SEALED:
+            self._sealed[extent.number] = extent
+        elif extent.state is State.OPEN:
+            # The one with the most room goes on; after a crash there may be another, which is full.
+            other = self._open.setdefault(extent.tenant, extent)
+            if other.append_bytes > extent.append_bytes:
+                self._open[extent.tenant], extent = extent, other
+            if self._open[extent.tenant] is not extent:
+                self._fill(extent)
+
+    # --- placing blocks ---
+
+    def fits_at_all(self, store: Store) -> bool:
+        """Whether an empty extent could hold the block."""
+        return slot_bytes(store.size_bytes) + footer_bytes(header_bytes(store)) <= self.extent_bytes
+
+    def place(self, tenant: str, stores: Sequence[Store]) -> list[Placed]:
+        """Give the first blocks a place, one behind the other, as far as the tenant's open extent reaches.
+
+        Where it does not reach to the end, that extent is full and another must be opened.
+        """
+        extent = self._open.get(tenant)
+        if extent is None:
+            return []
+        placed: list[Placed] = []
+        for store in stores:
+            end = extent.append_bytes + slot_bytes(store.size_bytes)
+            headers = extent.header_bytes + header_bytes(store)
+            if end + footer_bytes(headers) > self.extent_bytes:
+                self.fill(extent.number)
+                break
+            placed.append(Placed(extent.number, extent.generation, extent.append_bytes, store))
+            extent.append_bytes, extent.header_bytes = end, headers
+        self._write(extent, sum(slot_bytes(p.store.size_bytes) for p in placed))
+        return placed
+
+    def settle(self, placed: Sequence[Placed], delta: Delta) -> None:
+        """The writing of these blocks is over; what of it is alive is in `delta`, the rest is dead."""
+        for p in placed:
+            self._write(self._extents[p.extent], -slot_bytes(p.store.size_bytes))
+        self.apply(delta)
+
+    def apply(self, delta: Delta) -> None:
+        """Take over what a transaction of the index changed."""
+        for number, (bytes_, blocks) in delta.items():
+            extent = self._extents[number]
+            extent.live_bytes += bytes_
+            extent.live_blocks += blocks
+            self._count(extent, bytes_, blocks)
+
+    def fill(self, number: int) -> None:
+        """No more blocks into this extent."""
+        extent = self._extents[number]
+        if self._open.get(extent.tenant) is extent:
+            del self._open[extent.tenant]
+            self._fill(extent)
+
+    def _fill(self, extent: Extent) -> None:
+        extent.state = State.FULL
+        self._full[extent.number] = extent
+
+    # --- from one state to the next ---
+
+    def take_free(self) -> Extent | None:
+        """An extent without records: a used one if there is one, since it is the fastest to write, or a new one."""
+        if self._free:
+            return self._free.pop()
+        if len(self._extents) >= self.limit:
+            return None
+        number = max(self._extents, default=0) + 1
+        extent = self._extents[number] = Extent(ExtentRow(number, GENERATION_FIRST))
+        return extent
+
+    def open(self, extent: Extent, tenant: str) -> None:
+        """Make a free extent the one that the tenant's blocks go to."""
+        assert tenant not in self._open, "an extent is open already"
+        assert not extent.live_bytes, "opened with live records in it"
+        extent.state, extent.tenant = State.OPEN, tenant
+        extent.append_bytes = extent.header_bytes = extent.sequence = 0
+        self._open[tenant] = extent
+
+    def give_back(self, extent: Extent) -> None:
+        """An extent that `take_free` or `recycled` gave is not needed after all."""
+        extent.state = State.FREE
+        self._free.append(extent)
+
+    def sealable(self) -> list[Extent]:
+        """Full extents that nobody writes to or seals."""
+        return [e for e in self._full.values() if e.sealable and not e.writing_bytes and not e.sealing]
+
+    def seal(self, extent: Extent) -> int:
+        """Begin to seal: the sequence number that it gets."""
+        extent.sealing = True
+        self._sequence += 1
+        return self._sequence
+
+    def sealed(self, extent: Extent, sequence: int) -> None:
+        """The footer is durable."""
+        extent.sealing = False
+        extent.state, extent.sequence = State.SEALED, sequence
+        self._sealed[extent.number] = self._full.pop(extent.number)
+
+    def seal_failed(self, extent: Extent) -> None:
+        """It stays full, and is recycled without a footer when its turn comes."""
+        extent.sealing = False
+        extent.sealable = False
+
+    def stop_growing(self) -> None:
+        """The file system has no room for more extents: the capacity is what there is."""
+        self.limit = min(self.limit, len(self._extents))
+
+    @property
+    def excess(self) -> int:
+        """How many extents there are beyond the limit."""
+        return max(0, len(self._extents) - self.limit)
+
+    def surplus(self) -> Extent | None:
+        """The extent to give up first, or None while all are in use."""
+        return self._free.pop() if self._free else self.victim("")
+
+    def victim(self, tenant: str) -> Extent | None:
+        """The extent to recycle for this tenant, or None: one with nothing alive, else the oldest.
+
+        Sealed ones first, then full ones, then what other tenants have open.
+        """
+        sealed = [e for e in self._sealed.values() if e.idle]
+        others = [e for e in self._open.values() if e.tenant != tenant]
+        candidates = [*sealed, *(e for e in (*self._full.values(), *others) if e.idle)]
+        return next((e for e in sealed if not e.live_blocks), candidates[0] if candidates else None)
+
+    def recycle(self, extent: Extent) -> None:
+        """Begin to recycle: from here on every record in it is void."""
+        assert extent.idle, "recycled with readers or writers"
+        self._sealed.pop(extent.number, None)
+        self._full.pop(extent.number, None)
+        if self._open.get(extent.tenant) is extent:
+            del self._open[extent.tenant]
+        extent.state = State.RECYCLING
+        extent.generation += 1
+
+    def recycled(self, extent: Extent, delta: Delta) -> None:
+        """The index knows that its records are gone."""
+        self.apply(delta)
+        assert not extent.live_bytes, "recycled with live records in it"
+        extent.append_bytes = extent.header_bytes = 0
+        extent.sealable = True
+
+    def forget(self, extent: Extent) -> None:
+        """The extent is no more (the volume shrank)."""
+        del self._extents[extent.number]
+
+    # --- records ---
+
+    def owner(self, record: Record) -> str | None:
+        """The tenant of a record, or None where it is void."""
+        extent = self._current(record.location)
+        return extent.tenant if extent else None
+
+    def pin(self, record: Record) -> None:
+        """Keep the extent of a valid record from being recycled."""
+        self._extents[record.location.extent].pins += 1
+
+    def unpin(self, record: Record) -> None:
+        """Undo one `pin`."""
+        extent = self._extents[record.location.extent]
+        assert extent.pins > 0, "unpinned more often than pinned"
+        extent.pins -= 1
+
+    def _current(self, location: Location) -> Extent | None:
+        extent = self._extents.get(location.extent)
+        return extent if extent and extent.generation == location.generation else None
+
+    # --- the account ---
+
+    def usage(self) -> Usage:
+        """The account, from running totals."""
+        capacity = self.limit * self.extent_bytes
+        used = self._live_bytes + self._writing_bytes
+        taken = len(self._extents) - len(self._free)
+        free = (self.limit - taken) * self.extent_bytes
+        free += sum(self.extent_bytes - e.append_bytes for e in self._open.values())
+        dead = capacity - used - free
+        assert dead >= 0, f"more used than there is: {used} used, {free} free of {capacity}"
+        return Usage(capacity, used, dead, 0, free, self._live_blocks)
+
+    def audit(self) -> None:
+        """Recount everything extent by extent and compare with the running totals (DESIGN invariant 4)."""
+        usage = self.usage()
+        extents = self._extents.values()
+        assert usage.used_bytes == sum(e.live_bytes + e.writing_bytes for e in extents)
+        assert usage.blocks == sum(e.live_blocks for e in extents)
+        dead = 0
+        for e in extents:
+            filled = {State.FREE: 0, State.OPEN: e.append_bytes}.get(e.state, self.extent_bytes)
+            assert e.live_bytes + e.writing_bytes <= filled, f"extent {e.number} holds more than it has"
+            dead += filled - e.live_bytes - e.writing_bytes
+        assert usage.dead_bytes == dead
+        assert usage.balanced()
+
+    def tenant_usage(self) -> dict[str, tuple[int, int]]:
+        """Per tenant: live bytes and blocks."""
+        return {tenant: (bytes_, blocks) for tenant, (bytes_, blocks) in self._tenants.items() if blocks}
+
+    def _write(self, extent: Extent, bytes_: int) -> None:
+        extent.writing_bytes += bytes_
+        self._writing_bytes += bytes_
+
+    def _count(self, extent: Extent, bytes_: int, blocks: int) -> None:
+        self._live_bytes += bytes_
+        self._live_blocks += blocks
+        total = self._tenants[extent.tenant]
+        total[0] += bytes_
+        total[1] += blocks

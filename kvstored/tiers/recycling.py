@@ -1,0 +1,155 @@
+"""The life of extents: made ready for a tenant, sealed when full, recycled when room is needed.
+
+The order of recycling is what keeps a reader from ever seeing bytes under a wrong key: readers
+are gone; index entries deleted and the generation raised, durably; the footer erased, durably;
+only then new bytes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import TypeAlias
+
+from kvstored.errors import DeviceError
+from kvstored.tiers.directory import VolumeDirectory
+from kvstored.tiers.extent import Extent, ExtentTable
+from kvstored.tiers.formats import (
+    DIGEST_BYTES,
+    TRAILER_BYTES,
+    ExtentRow,
+    State,
+    footer_bytes,
+    pack_footer,
+    unpack_headers,
+    unpack_trailer,
+)
+from kvstored.tiers.index import Index
+from kvstored.tiers.runs import Mover
+from kvstored.tiers.threads import VolumeThreads, call
+
+OnEvicted: TypeAlias = Callable[[str, bytes, list[bytes]], None]
+"""Told which records recycling removed: tenant, namespace digest, hashes."""
+
+
+class Recycler:
+    """Takes the extents of one volume from one state to the next. Its calls raise DeviceError."""
+
+    def __init__(
+        self,
+        directory: VolumeDirectory,
+        table: ExtentTable,
+        index: Index,
+        mover: Mover,
+        threads: VolumeThreads,
+        counts: Counter[str],
+        on_evicted: OnEvicted,
+    ) -> None:
+        self._directory = directory
+        self._table = table
+        self._index = index
+        self._mover = mover
+        self._threads = threads
+        self._counts = counts
+        self._on_evicted = on_evicted
+
+    async def make_ready(self, tenant: str) -> bool:
+        """Open an extent for the tenant, recycling one if need be. False: there is none to be had."""
+        extent = self._table.take_free()
+        if extent is None:
+            extent = self._table.victim(tenant)
+            if extent is None:
+                return False
+            await self._recycle(extent)
+        try:
+            await call(self._threads.stores, self._erase_footer, extent.number)
+        except DeviceError:
+            self._table.give_back(extent)
+            raise
+        self._table.open(extent, tenant)
+        return True
+
+    async def seal_full(self) -> None:
+        """Write the footers of full extents that nobody writes to any more."""
+        for extent in self._table.sealable():
+            sequence = self._table.seal(extent)
+            try:
+                await self._seal(extent, sequence)
+            except DeviceError:
+                self._table.seal_failed(extent)
+                raise
+            self._table.sealed(extent, sequence)
+
+    async def shrink(self) -> None:
+        """Give up extents, oldest first, until there are no more than the capacity allows."""
+        while self._table.excess:
+            extent = self._table.surplus()
+            if extent is None:
+                break
+            if extent.state is not State.FREE:
+                await self._recycle(extent)
+            await call(self._threads.index_writer, self._index.forget, extent.number)
+            await call(self._threads.stores, self._remove_file, extent.number)
+            self._table.forget(extent)
+
+    async def _seal(self, extent: Extent, sequence: int) -> None:
+        headers = await call(self._threads.index_writer, self._index.headers, extent.number, extent.generation)
+        row = ExtentRow(extent.number, extent.generation, extent.tenant, State.SEALED, sequence)
+        footer = pack_footer(row, self._directory.identity, b"".join(headers), len(headers))
+        offset = self._table.extent_bytes - len(footer)
+        assert offset >= extent.append_bytes, "the footer would overwrite blocks"
+        await call(self._threads.stores, self._mover.write_at, extent.number, offset, footer)
+        await call(self._threads.index_writer, self._index.seal, row)
+        self._counts["sealed_extents"] += 1
+
+    async def _recycle(self, extent: Extent) -> None:
+        sealed, generation = extent.state is State.SEALED, extent.generation
+        self._table.recycle(extent)
+        if sealed:
+            keys = await call(self._threads.stores, self._keys_in_footer, extent.number, generation)
+        else:
+            headers = await call(self._threads.index_writer, self._index.headers, extent.number, generation)
+            keys = _keys(b"".join(headers))
+        recycle = self._index.recycle
+        removed, delta = await call(self._threads.index_writer, recycle, extent.number, extent.generation, keys)
+        self._table.recycled(extent, delta)
+        self._counts["recycled_extents"] += 1
+        self._counts["evicted_blocks"] += len(removed)
+        self._report(extent.tenant, removed)
+
+    def _report(self, tenant: str, keys: list[bytes]) -> None:
+        by_digest: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for key in keys:
+            by_digest[key[:DIGEST_BYTES]].append(key[DIGEST_BYTES:])
+        for digest, hashes in by_digest.items():
+            self._on_evicted(tenant, digest, hashes)
+
+    # --- in threads ---
+
+    def _keys_in_footer(self, extent: int, generation: int) -> list[bytes]:
+        """Keys of a sealed extent's records; none where its footer is damaged (the index is searched then)."""
+        end = self._table.extent_bytes
+        try:
+            trailer = unpack_trailer(self._mover.read_at(extent, end - TRAILER_BYTES, TRAILER_BYTES))
+            if trailer is None or trailer[1:4] != (self._directory.identity, extent, generation):
+                return []
+            headers = self._mover.read_at(extent, end - footer_bytes(trailer.header_bytes), trailer.header_bytes)
+        except DeviceError:
+            return []
+        return _keys(headers) if zlib.crc32(headers) == trailer.headers_crc else []
+
+    def _erase_footer(self, extent: int) -> None:
+        """Nothing found in this extent from here on is from before."""
+        offset = self._table.extent_bytes - TRAILER_BYTES
+        if self._mover.read_at(extent, offset, TRAILER_BYTES):
+            self._mover.write_at(extent, offset, bytes(TRAILER_BYTES))
+
+    def _remove_file(self, extent: int) -> None:
+        path = self._mover.path(extent)
+        self._directory.files.discard(path)
+        self._directory.device.remove(path)
+
+
+def _keys(headers: bytes) -> list[bytes]:
+    return [header.digest + header.hash for header, _ in unpack_headers(headers)]

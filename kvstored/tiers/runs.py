@@ -1,0 +1,123 @@
+"""Runs: neighbouring blocks that one system call moves, and the moving, which happens in threads."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvstored.device.file import PIECES_PER_CALL_MAX, FileDevice, Piece
+from kvstored.device.handles import OpenFiles
+from kvstored.device.memory import hash_bytes
+from kvstored.errors import DeviceError
+from kvstored.keys import slot_bytes
+
+RUN_BYTES_MIN: Final = 1 << 20
+
+
+class Read(enum.Enum):
+    """What became of reading one block."""
+
+    OK = "ok"
+    CORRUPT = "corrupt"
+    UNREADABLE = "unreadable"
+
+
+class Block(NamedTuple):
+    """Where one block lies on the volume and in memory; `position` is its place in the caller's batch."""
+
+    extent: int
+    offset: int
+    address: int
+    size_bytes: int
+    content_hash: bytes
+    position: int
+
+
+class Run(msgspec.Struct):
+    """Blocks that lie one behind the other in one extent."""
+
+    extent: int
+    offset: int
+    blocks: list[Block]
+    bytes: int = 0
+
+    def pieces(self) -> list[Piece]:
+        """Memory to move, in the order of offsets."""
+        return [(block.address, slot_bytes(block.size_bytes)) for block in self.blocks]
+
+
+def cut(blocks: Iterable[Block], run_bytes: int, threads: int) -> list[Run]:
+    """Cut a batch into runs of about `run_bytes`, smaller ones where there is too little for every thread."""
+    ordered = sorted(blocks)
+    total = sum(slot_bytes(block.size_bytes) for block in ordered)
+    limit = min(run_bytes, max(RUN_BYTES_MIN, -(-total // threads)))
+    runs: list[Run] = []
+    for block in ordered:
+        size = slot_bytes(block.size_bytes)
+        run = runs[-1] if runs else None
+        if run is None or not _joins(run, block, limit - size):
+            run = Run(block.extent, block.offset, [])
+            runs.append(run)
+        run.blocks.append(block)
+        run.bytes += size
+    return runs
+
+
+def _joins(run: Run, block: Block, limit: int) -> bool:
+    follows = block.extent == run.extent and block.offset == run.offset + run.bytes
+    return follows and run.bytes <= limit and len(run.blocks) < PIECES_PER_CALL_MAX
+
+
+class Mover:
+    """Moves runs between a volume's extents and memory; its methods block."""
+
+    def __init__(self, device: FileDevice, files: OpenFiles, directory: Path) -> None:
+        self._device = device
+        self._files = files
+        self._directory = directory
+
+    def path(self, extent: int) -> Path:
+        """The file of an extent."""
+        return self._directory / f"{extent:08d}.ext"
+
+    def read(self, run: Run) -> list[Read]:
+        """Read a run and check the content hash of each of its blocks."""
+        try:
+            with self._files.use(self.path(run.extent)) as file:
+                self._device.read(file, run.offset, run.pieces())
+        except DeviceError:
+            if len(run.blocks) == 1:
+                return [Read.UNREADABLE]
+            return [self.read(Run(b.extent, b.offset, [b]))[0] for b in run.blocks]
+        return [_check(block) for block in run.blocks]
+
+    def write(self, run: Run) -> None:
+        """Write a run; raises DeviceError. Durable after `sync`."""
+        with self._files.use(self.path(run.extent)) as file:
+            self._device.write(file, run.offset, run.pieces())
+
+    def sync(self, extent: int) -> None:
+        """Make an extent's bytes durable; raises DeviceError."""
+        with self._files.use(self.path(extent)) as file:
+            self._device.sync(file)
+
+    def read_at(self, extent: int, offset: int, size_bytes: int) -> bytes:
+        """Bytes of the tier's own; empty where the file ends before them. Raises DeviceError."""
+        with self._files.use(self.path(extent)) as file:
+            if self._device.size_bytes(file) < offset + size_bytes:
+                return b""
+            return self._device.read_bytes(file, offset, size_bytes)
+
+    def write_at(self, extent: int, offset: int, data: bytes) -> None:
+        """Write bytes of the tier's own, durably; raises DeviceError."""
+        with self._files.use(self.path(extent)) as file:
+            self._device.write_bytes(file, offset, data)
+            self._device.sync(file)
+
+
+def _check(block: Block) -> Read:
+    return Read.OK if hash_bytes(block.address, block.size_bytes) == block.content_hash else Read.CORRUPT

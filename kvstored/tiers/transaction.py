@@ -1,0 +1,71 @@
+"""What the index's transactions are made of: extent rows with their changes, and LMDB's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+
+from kvstored.errors import CorruptData, DeviceError
+from kvstored.tiers.formats import ExtentRow, State, pack_extent_key, pack_row, unpack_row
+
+Txn = Any
+_DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
+
+
+class MapFull(DeviceError):
+    """The map must grow before the transaction can be tried again."""
+
+
+@contextmanager
+def lmdb_errors(path: Path) -> Iterator[None]:
+    """Turn LMDB's errors into this package's."""
+    try:
+        yield
+    except lmdb.MapFullError as error:
+        raise MapFull(f"{path}: the map is full") from error
+    except _DAMAGE as error:
+        raise CorruptData(f"{path}: {error}") from error
+    except lmdb.Error as error:
+        raise DeviceError(f"{path}: {error}") from error
+
+
+class Rows:
+    """The extent rows that a transaction reads and changes, and by how much."""
+
+    def __init__(self, txn: Txn, database: Any) -> None:
+        self._txn = txn
+        self._database = database
+        self._rows: dict[int, ExtentRow | None] = {}
+        self.delta: dict[int, tuple[int, int]] = {}
+
+    def get(self, extent: int) -> ExtentRow | None:
+        """The row, if there is one."""
+        if extent not in self._rows:
+            key = pack_extent_key(extent)
+            value = self._txn.get(key, db=self._database)
+            self._rows[extent] = None if value is None else unpack_row(key, value)
+        return self._rows[extent]
+
+    def open(self, extent: int, generation: int, tenant: str) -> ExtentRow:
+        """The row of an extent that is being written, begun afresh at its first record."""
+        row = self.get(extent)
+        if row is None or row.generation != generation or row.state is State.FREE:
+            row = self._rows[extent] = ExtentRow(extent, generation, tenant, State.OPEN)
+        return row
+
+    def count(self, row: ExtentRow, bytes_: int, blocks: int) -> None:
+        """So much more is alive in this extent."""
+        row.live_bytes += bytes_
+        row.live_blocks += blocks
+        before = self.delta.get(row.extent, (0, 0))
+        self.delta[row.extent] = (before[0] + bytes_, before[1] + blocks)
+
+    def save(self) -> None:
+        """Write the rows back."""
+        for extent, row in self._rows.items():
+            if row is not None:
+                self._txn.put(pack_extent_key(extent), pack_row(row), db=self._database)
