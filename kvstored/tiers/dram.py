@@ -11,12 +11,11 @@ import asyncio
 from collections.abc import Sequence
 
 from kvstored.device import memory
-from kvstored.errors import KVStoredError
+from kvstored.errors import DeviceError, KVStoredError
 from kvstored.tiers.pool import SegmentPool
 from kvstored.tiers.provision import DramConfig, Memory, make_all, properties, renew, segment_sizes, shortcomings
 from kvstored.tiers.segment import INDEX_BITS, INDEX_MASK, Segment
 from kvstored.tiers.slots import SlotRecords
-from kvstored.tiers.threads import run_to_end
 
 __all__ = ["DramConfig", "DramTier", "Segment"]
 
@@ -100,26 +99,10 @@ class DramTier(SegmentPool):
         """For status: what the memory is made of and whether it is locked."""
         return properties(list(self._segments.values()))
 
-    # ---- bytes ----
-
     def view(self, slot: int, size_bytes: int) -> memoryview:
         """The first bytes of a slot as a writable buffer; only for as long as the slot is held."""
         assert size_bytes <= self.class_of(slot), "inside of the slot"
         return memory.view(self.address(slot), size_bytes, writable=True)
-
-    async def write(self, copies: Sequence[tuple[int, int, int]]) -> list[bytes]:
-        """Copy blocks given as (slot, source address, size) into their slots; returns content hashes.
-
-        In one thread. Returns, cancelled or not, only when nothing is being copied any more.
-        """
-        assert all(size <= self.class_of(slot) for slot, _, size in copies), "inside of the slots"
-        return await run_to_end(memory.copy_and_hash_many, [(self.address(slot), src, n) for slot, src, n in copies])
-
-    async def hashes(self, blocks: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Content hashes of what is stored now, for blocks given as (slot, size); like `write`."""
-        return await run_to_end(memory.hash_many, [(self.address(slot), size) for slot, size in blocks])
-
-    # ---- segments ----
 
     def segment_fd(self, segment_id: int) -> int:
         """A read-only descriptor of the segment; it stays the tier's. Raises DeviceError."""
@@ -154,6 +137,6 @@ class DramTier(SegmentPool):
             made = await asyncio.to_thread(renew, segment, self._config)
         except KVStoredError as error:
             self.warnings.append(f"dram: {segment.size_bytes} bytes are lost until a restart: {error}")
-            raise
+            raise DeviceError(str(error)) from error
         self._enter(made)
         self._retired_bytes -= segment.size_bytes

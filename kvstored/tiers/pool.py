@@ -153,6 +153,11 @@ class SegmentPool:
         self._dead_bytes -= segment.dead_bytes
         self._retired_bytes += segment.size_bytes
 
+    def is_retired(self, segment_id: int) -> bool:
+        """Whether it is retired and not yet disposed of."""
+        segment = self._segments.get(segment_id)
+        return segment is not None and segment.retired
+
     # ---- account ----
 
     def usage(self) -> Usage:
@@ -173,7 +178,7 @@ class SegmentPool:
 
     def audit(self) -> None:
         """Count everything anew from the segments; AssertionError where the account is wrong."""
-        used = dead = retired = blocks = 0
+        used = dead = in_service = blocks = 0
         tenants: dict[str, list[int]] = {}
         for segment in self._segments.values():
             taken = len(segment.taken())
@@ -183,13 +188,12 @@ class SegmentPool:
             share = tenants.setdefault(segment.tenant, [0, 0])
             share[0] += segment.used_bytes
             share[1] += taken
-            if segment.retired:
-                retired += segment.size_bytes
-            else:
+            if not segment.retired:
+                in_service += segment.size_bytes
                 dead += segment.dead_bytes
                 self._audit_membership(segment)
         assert (used, dead, blocks) == (self._used_bytes, self._dead_bytes, self._blocks), "used, dead or blocks differ"
-        assert retired <= self._retired_bytes, "retired differs"
+        assert in_service + self._retired_bytes == self.capacity_bytes, "retired is what is not in service"
         assert self.usage().free_bytes >= 0, "more in use than there is"
         assert self.usage().balanced(), "the account adds up"
         for tenant, account in self._tenants.items():
