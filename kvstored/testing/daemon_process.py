@@ -201,19 +201,19 @@ def status(session_socket: Path, timeout_s: float = 5.0) -> pb.StatusReply:
         connection.settimeout(timeout_s)
         connection.connect(str(session_socket))
         opening = pb.OpenSessionRequest(protocol_min=1, protocol_max=1, client_name="probe")
-        connection.sendall(encode(pb.OPERATION_OPEN_SESSION, 1, opening.SerializeToString()))
-        connection.sendall(encode(pb.OPERATION_STATUS, 2, pb.StatusRequest().SerializeToString()))
-        return pb.StatusReply.FromString(_reply(connection, 2).body)
+        _call(connection, pb.OPERATION_OPEN_SESSION, opening.SerializeToString())
+        return pb.StatusReply.FromString(_call(connection, pb.OPERATION_STATUS, b"").body)
 
 
-def _reply(connection: socket.socket, request_id: int) -> Frame:
+def _call(connection: socket.socket, operation: int, body: bytes) -> Frame:
+    connection.sendall(encode(operation, operation, body))
     reader = FrameReader()
     try:
         while data := connection.recv(1 << 16):
             for frame in reader.feed(data):
                 if frame.flags & ERROR:
                     raise ConnectionError(pb.Error.FromString(frame.body).message)
-                if frame.request_id == request_id:
+                if frame.request_id == operation:
                     return frame
     finally:
         reader.close()
