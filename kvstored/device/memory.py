@@ -25,6 +25,7 @@ from kvstored.errors import DeviceError
 from kvstored.keys import slot_bytes
 
 CONTENT_HASH_BYTES: Final = 16
+PAGE_BYTES: Final = mmap.PAGESIZE
 HUGE_PAGE_BYTES: Final = 2 << 20
 # What is copied and then hashed before the next piece: small enough to be in cache still.
 PIECE_BYTES: Final = 512 << 10
@@ -70,7 +71,7 @@ class Mapping:
 
     def __init__(self, size_bytes: int, *, name: str, mode: int = MODE_CLIENTS_READ, huge_pages: bool = False) -> None:
         assert size_bytes > 0, "an empty mapping is of no use"
-        assert size_bytes % mmap.PAGESIZE == 0, "memory is mapped by pages"
+        assert size_bytes % PAGE_BYTES == 0, "memory is mapped by pages"
         self.size_bytes = size_bytes
         self.address = 0
         self.fd = -1

@@ -27,12 +27,11 @@ all that the segment had before when its slots change size.
 
 from __future__ import annotations
 
-import mmap
 import struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from kvstored.device.memory import CONTENT_HASH_BYTES, Mapping
+from kvstored.device.memory import CONTENT_HASH_BYTES, PAGE_BYTES, Mapping
 from kvstored.errors import CorruptData, InvalidArgument
 
 FORMAT_VERSION: Final = 1
@@ -77,8 +76,8 @@ class SlotRecords:
             raise InvalidArgument(f"tenant name of {len(name)} bytes: {TENANT_BYTES_MAX} are allowed")
         self.slots = slots
         self._first_generation = first_generation
-        table_bytes = RECORD_BYTES * (slots + 1)
-        self._mapping = Mapping(-(-table_bytes // mmap.PAGESIZE) * mmap.PAGESIZE, name=f"kvstored-slots-{segment_id}")
+        pages = -(-RECORD_BYTES * (slots + 1) // PAGE_BYTES)
+        self._mapping = Mapping(pages * PAGE_BYTES, name=f"kvstored-slots-{segment_id}")
         self._table = self._mapping.view()
         # A cast view stores an item with one machine instruction; struct's standard sizes go byte by byte.
         self._words = self._table.cast("Q")
