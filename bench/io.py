@@ -30,8 +30,8 @@ _PROBE_BLOCKS: Final = 512
 _PROBE_BLOCK_BYTES: Final = 16 << 10
 _IDLE_WINDOW_S: Final = 1.0
 _TIMEOUT_S: Final = 300.0
-_SPEC: Final = {"model": "bench.io"}
-_PROBE_SPEC: Final = {"model": "bench.io probe"}
+_SPEC: Final = NamespaceSpec(model="bench.io")
+_PROBE_SPEC: Final = NamespaceSpec(model="bench.io probe")
 
 FIGURES: Final = (
     Figure("prefetch_ratio", "prefetch rate / fio rate, median over pairs of one run", ">= 0.9"),
@@ -101,7 +101,7 @@ class IoBench:
         }
 
     def _put_all(self, client: Client) -> None:
-        namespace = client.namespace(NamespaceSpec(**_SPEC))
+        namespace = client.namespace(_SPEC)
         for start in range(0, len(self._hashes), _PUT_BLOCKS):
             piece = self._hashes[start : start + _PUT_BLOCKS]
             rows = self._payloads.make(range(start, start + len(piece)))
@@ -111,7 +111,7 @@ class IoBench:
 
     def _put_probe(self, client: Client) -> None:
         rows = Payloads(_PROBE_BLOCK_BYTES).make(range(_PROBE_BLOCKS))
-        client.put(client.namespace(NamespaceSpec(**_PROBE_SPEC)), self._probe_hashes, list(rows), wait_s=10.0)
+        client.put(client.namespace(_PROBE_SPEC), self._probe_hashes, list(rows), wait_s=10.0)
 
     def _flush(self, client: Client) -> None:
         deadline = time.monotonic() + _TIMEOUT_S
@@ -134,7 +134,7 @@ class IoBench:
 
     def _prefetch(self, *, check: bool) -> None:
         with self._client() as client:
-            namespace = client.namespace(NamespaceSpec(**_SPEC))
+            namespace = client.namespace(_SPEC)
             found = client.lookup(namespace, self._hashes)
             assert (found.nvme_blocks, found.dram_blocks) == (len(self._hashes), 0), f"not cold: {found}"
             cpu_s, started = self._daemon.cpu_s(), time.perf_counter()
@@ -145,14 +145,14 @@ class IoBench:
                 self._check(client)
 
     def _prefetch_all(self, client: Client) -> None:
-        namespace = client.namespace(NamespaceSpec(**_SPEC))
+        namespace = client.namespace(_SPEC)
         prefetch = client.prefetch(namespace, self._hashes)
         prefetch.wait(_TIMEOUT_S)
         resident = client.lookup(namespace, self._hashes).dram_blocks
         assert resident == len(self._hashes), f"{resident} of {len(self._hashes)} blocks are resident after a prefetch"
 
     def _check(self, client: Client) -> None:
-        namespace = client.namespace(NamespaceSpec(**_SPEC))
+        namespace = client.namespace(_SPEC)
         for start in range(0, len(self._hashes), _PUT_BLOCKS):
             piece = self._hashes[start : start + _PUT_BLOCKS]
             with client.get(namespace, piece) as blocks:
@@ -166,7 +166,7 @@ class IoBench:
         for _ in range(2):
             self._cold_restart()
             with self._client() as client:
-                client.prefetch(client.namespace(NamespaceSpec(**_PROBE_SPEC)), self._probe_hashes).wait(_TIMEOUT_S)
+                client.prefetch(client.namespace(_PROBE_SPEC), self._probe_hashes).wait(_TIMEOUT_S)
                 with Prober(self._daemon.address, _PROBE_SPEC, self._probe_hashes) as prober:
                     idle += prober.window(_IDLE_WINDOW_S)
                     prober.start()

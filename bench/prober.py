@@ -22,7 +22,7 @@ _TIMEOUT_S: Final = 60.0
 class Prober:
     """Look-ups of one chain by a spawned process; latencies are taken in windows."""
 
-    def __init__(self, address: str, spec: dict[str, str], hashes: Sequence[bytes]) -> None:
+    def __init__(self, address: str, spec: NamespaceSpec, hashes: Sequence[bytes]) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_probe, args=(address, spec, list(hashes), theirs), daemon=True)
@@ -62,9 +62,9 @@ class Prober:
         self._pipe.close()
 
 
-def _probe(address: str, spec: dict[str, str], hashes: list[bytes], pipe: Connection) -> None:
+def _probe(address: str, spec: NamespaceSpec, hashes: list[bytes], pipe: Connection) -> None:
     with Client(address, name="bench.prober", timeout_s=10.0) as client:
-        namespace = client.namespace(NamespaceSpec(**spec))
+        namespace = client.namespace(spec)
         for _ in range(50):
             found = client.lookup(namespace, hashes).dram_blocks
             assert found == len(hashes), f"{found} of {len(hashes)} probe blocks are resident"

@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from kvstored_client import Client
-from kvstored_proto.v1 import kvstored_pb2 as pb
+from kvstored_client import Client, NamespaceSpec
 
 from bench.buffers import Pool
 from bench.cell import Cell, call_latencies, chain_hashes
@@ -165,7 +164,7 @@ class TransferBench:
         hashes = chain_hashes("inline", blocks)
         source, destination = Pool(blocks, cell.block_bytes), Pool(blocks, cell.block_bytes)
         source.fill(seed=3)
-        client = InlineClient(self._daemon.grpc_target, pb.NamespaceSpec(model="bench.transfer", extra="inline"))
+        client = InlineClient(self._daemon.grpc_target, NamespaceSpec(model="bench.transfer", extra="inline"))
         put_s: list[float] = []
         get_s: list[float] = []
         for _ in range(min(3, self._repeats)):
@@ -185,7 +184,7 @@ class TransferBench:
     def _clients(self, cell: Cell, clients: int) -> Values:
         task = Task(
             address=self._daemon.address,
-            spec={"model": "bench.transfer", "extra": str(cell.block_bytes)},
+            spec=NamespaceSpec(model="bench.transfer", extra=str(cell.block_bytes)),
             hashes=cell.hashes[: len(cell.hashes) // 2],
             block_bytes=cell.block_bytes,
             fill_seed=cell.block_bytes,
