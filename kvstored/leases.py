@@ -8,13 +8,13 @@ it ends with the group's last member at the latest. The store does the consequen
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from kvstored.catalog import Entry, Space
-from kvstored.errors import InvalidArgument, LimitExceeded, NotFound
+from kvstored.errors import InvalidArgument, LimitExceeded, NotFound, PermissionDenied
 from kvstored.tiers.staging import Staging
 
 ID_BYTES: Final = 16
@@ -86,7 +86,20 @@ class Session:
         self.reservations: dict[int, Reservation] = {}
         self.prefetches: set[int] = set()
         self.staging: Staging | None = None
+        self.reserved_bytes = 0
         self.exposed: set[int] = set()  # segments whose descriptor it has
+
+    def check_may_write(self) -> None:
+        """Raises PermissionDenied for a caller whose role only reads."""
+        if self.caller.role == "reader":
+            raise PermissionDenied(
+                f"the role of this caller in tenant {self.caller.tenant} is reader: it may not write"
+            )
+
+    def check_admin(self) -> None:
+        """Raises PermissionDenied for a caller that is not an admin."""
+        if self.caller.role != "admin":
+            raise PermissionDenied(f"this needs the role admin; the caller's is {self.caller.role}")
 
     def space_of(self, namespace_id: int) -> Space:
         """The space behind a namespace handle; raises NotFound."""
@@ -95,7 +108,7 @@ class Session:
             raise NotFound(f"namespace {namespace_id} is not open in this session: open it first")
         return space
 
-    def spaces_of(self, namespace_ids: list[int]) -> list[Space]:
+    def spaces_of(self, namespace_ids: Sequence[int]) -> list[Space]:
         """The spaces behind several handles; raises InvalidArgument for none or too many."""
         if not 0 < len(namespace_ids) <= 64:
             raise InvalidArgument(f"{len(namespace_ids)} namespaces in one call: 1 to 64 are allowed")

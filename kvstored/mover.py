@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby
 from typing import Final, cast
 
@@ -178,9 +178,7 @@ class Mover:
         # Chain order is unknown here; coldest first keeps the order that they had.
         self._room.unhold(entries[::-1])
         if evict:
-            self._room.evict(
-                [e for e in entries if e.state == READY and not e.holds and e.below], "demoted"
-            )
+            self._room.evict([e for e in entries if e.state == READY and not e.holds and e.below], "demoted")
         self._counters["demoted_blocks"] += len(done)
         if entries and not done:
             self._counters["demote_failed_blocks"] += len(entries)
@@ -207,7 +205,7 @@ class Mover:
             written += await self._demote(entries, evict=False)
         return written, len(self._dirty(limit_bytes=1 << 62))
 
-    def _dirty(self, limit_bytes: int = STEP_BYTES_MAX) -> Sequence[Entry]:
+    def _dirty(self, limit_bytes: int = STEP_BYTES_MAX) -> list[Entry]:
         dirty: list[Entry] = []
         for space in self._catalog.spaces.values():
             for entry in space.entries.values():

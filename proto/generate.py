@@ -49,11 +49,18 @@ def stubs() -> dict[str, str]:
         return {p.name: _adapt(p.read_text()) for p in sorted((Path(tmp) / "kvstored" / "v1").iterdir())}
 
 
+def _on_disk(name: str) -> str:
+    path = TARGET / name
+    return path.read_text() if path.exists() else ""
+
+
 def main() -> int:
     """Write the stubs, or with `--check` compare them."""
     fresh = stubs()
     if "--check" in sys.argv[1:]:
-        stale = [name for name, text in fresh.items() if not (TARGET / name).exists() or (TARGET / name).read_text() != text]
+        stale = [
+            name for name, text in fresh.items() if not (TARGET / name).exists() or (TARGET / name).read_text() != text
+        ]
         print("stale stubs, run `make proto`: " + ", ".join(stale) if stale else "stubs are current")
         return 1 if stale else 0
     for name, text in fresh.items():

@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +27,8 @@ from kvstored.errors import InvalidArgument, KVStoredError, Unauthenticated
 from kvstored.leases import Session
 from kvstored.logs import get_logger
 from kvstored.rpc.context import Context
-from kvstored.rpc.operations import OPERATIONS, open_session
 from kvstored.rpc.errors import describe
+from kvstored.rpc.operations import OPERATIONS, open_session
 
 RECEIVE_BYTES: Final = 256 << 10
 SOCKET_BUFFER_BYTES: Final = 1 << 20
@@ -54,8 +54,9 @@ class Connection:
         self._out: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._out_bytes = 0
         self._tasks: set[asyncio.Future[None]] = set()
-        self._reading = self._writing = self._closed = False
-        self.pid, self.uid, _gid = _PEERCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+        self._reading = self._writing = self._closed = self._opening = False
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+        self.pid, self.uid, _gid = _PEERCRED.unpack(credentials)
         self.session: Session | None = None
         self._handshake = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_late)
         self._resume()
@@ -64,7 +65,7 @@ class Connection:
 
     def _on_readable(self) -> None:
         try:
-            size, ancillary, flags, _ = self._sock.recvmsg_into(
+            size, ancillary, _flags, _ = self._sock.recvmsg_into(
                 [self._buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
             )
         except (BlockingIOError, InterruptedError):
@@ -127,21 +128,25 @@ class Connection:
 
     def _dispatch(self, frame: frames.Frame) -> Message | Awaitable[Message]:
         if self.session is None:
+            if self._opening:
+                raise InvalidArgument("OPEN_SESSION is not answered yet: send nothing before")
+            self._opening = True
             return self._open(frame)
         if frame.operation == pb.OPERATION_SEGMENTS_DROPPED:
             self._context.store.segments_dropped(self.session, list(pb.SegmentIds.FromString(frame.body).ids))
-            return pb.KeepAliveReply()
+            return pb.KeepAliveReply(boot_id=self._context.boot_id)
         operation = OPERATIONS.get(frame.operation)
         if operation is None:
             raise InvalidArgument(f"operation {frame.operation} is not known to this daemon")
         try:
             request = operation.request.FromString(frame.body)
         except DecodeError:
-            raise InvalidArgument(f"the body of {operation.name} is not a {operation.request.DESCRIPTOR.name}") from None
+            raise InvalidArgument(f"the body of {operation.name} is not its request message") from None
         return operation.serve(self._context, self.session, request)
 
     async def _open(self, frame: frames.Frame) -> Message:
         if frame.operation != pb.OPERATION_OPEN_SESSION:
+            self._opening = False
             raise Unauthenticated("the first frame must be OPEN_SESSION")
         request = pb.OpenSessionRequest.FromString(frame.body)
         caller = self._context.identity.of_peer(self.uid, self.pid, request.token, request.client_name)
@@ -170,7 +175,7 @@ class Connection:
             self._work()
 
     def _finish(self, frame: frames.Frame, reply: Message, started: float) -> None:
-        self._context.metrics.observe(frame.operation, time.perf_counter() - started)
+        self._context.metrics.observe(_name(frame.operation), time.perf_counter() - started)
         if self._closed or frame.flags & frames.ONE_WAY:
             return
         if isinstance(reply, pb.GetReply):
@@ -190,7 +195,7 @@ class Connection:
     def _expose(self, reply: pb.GetReply) -> None:
         """Send the descriptors of segments that this session does not have yet, before the reply that names them."""
         assert self.session is not None
-        fresh = self._context.store.expose(self.session, reply)
+        fresh = self._context.store.expose(self.session, [self.session.lease(x.lease_id) for x in reply.leases])
         for start in range(0, len(fresh), frames.MAX_FDS_PER_FRAME):
             self._send_segments(fresh[start : start + frames.MAX_FDS_PER_FRAME])
 
@@ -350,4 +355,6 @@ def bind_unix(path: Path, mode: int) -> socket.socket:
     return listener
 
 
-Served = Callable[[Context, Session, Message], Message | Awaitable[Message]]
+def _name(operation: int) -> str:
+    known = OPERATIONS.get(operation)
+    return known.name if known is not None else "OpenSession"

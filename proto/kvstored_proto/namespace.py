@@ -24,7 +24,10 @@ from typing import Final
 from kvstored_proto.v1.kvstored_pb2 import NamespaceSpec
 
 DIGEST_BYTES: Final = 16
-_SHARD_FIELDS: Final = frozenset({"tp_rank", "tp_size", "pp_rank", "pp_size", "kv_group", "kv_group_kind", "window_tokens"})
+_SHARD_FIELDS: Final = frozenset(
+    {"tp_rank", "tp_size", "pp_rank", "pp_size", "kv_group", "kv_group_kind", "window_tokens"}
+)
+_FIELDS: Final[list[tuple[int, str]]] = sorted((f.number, f.name) for f in NamespaceSpec.DESCRIPTOR.fields)
 
 
 def _value(value: object) -> bytes:
@@ -37,13 +40,13 @@ def _value(value: object) -> bytes:
 
 
 def _encode(prefix: bytes, tenant: str, spec: NamespaceSpec, omit: frozenset[str]) -> bytes:
-    name = tenant.encode()
-    parts = [prefix, struct.pack("<HI", 0, len(name)), name]
-    for field in sorted(NamespaceSpec.DESCRIPTOR.fields, key=lambda f: f.number):
-        value = getattr(spec, field.name)
-        if value and field.name not in omit:
+    owner = tenant.encode()
+    parts = [prefix, struct.pack("<HI", 0, len(owner)), owner]
+    for number, name in _FIELDS:
+        value = getattr(spec, name)
+        if value and name not in omit:
             raw = _value(value)
-            parts += (struct.pack("<HI", field.number, len(raw)), raw)
+            parts += (struct.pack("<HI", number, len(raw)), raw)
     return b"".join(parts)
 
 
@@ -64,4 +67,4 @@ def chain_seed(tenant: str, spec: NamespaceSpec) -> bytes:
 
 def fields(spec: NamespaceSpec) -> dict[str, str]:
     """The fields that differ from their default, for people."""
-    return {f.name: str(getattr(spec, f.name)) for f in spec.DESCRIPTOR.fields if getattr(spec, f.name)}
+    return {name: str(getattr(spec, name)) for _, name in _FIELDS if getattr(spec, name)}

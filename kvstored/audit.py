@@ -1,0 +1,115 @@
+"""Checking what is stored against its content hashes, on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from kvstored.catalog import DEAD, READY, Entry, Space
+from kvstored.device import memory
+from kvstored.history import Gone
+from kvstored.keys import BLOCK_BYTES_MAX, slot_bytes
+from kvstored.parts import Below, Parts
+from kvstored.tiers.base import Load, Record
+
+BATCH_BLOCKS: Final = 64
+SCRATCH_BYTES: Final = 2 * BLOCK_BYTES_MAX
+
+
+class Verified(msgspec.Struct):
+    """Blocks checked per tier; `corrupt` ones were dropped, `skipped` ones were busy or went away meanwhile."""
+
+    dram_blocks: int = 0
+    nvme_blocks: int = 0
+    size_bytes: int = 0
+    corrupt: int = 0
+    skipped: int = 0
+
+
+async def verify(parts: Parts) -> Verified:
+    """Check every block of every tenant in every tier; reads all of NVMe."""
+    result = Verified()
+    for space in list(parts.catalog.spaces.values()):
+        entries = iter(list(space.entries.values()))
+        while batch := list(itertools.islice(entries, BATCH_BLOCKS)):
+            await _verify_dram(parts, batch, result)
+        if parts.below is not None:
+            await _verify_nvme(parts.below, space, result)
+    return result
+
+
+async def _verify_dram(parts: Parts, batch: Sequence[Entry], result: Verified) -> None:
+    entries = [entry for entry in batch if entry.state == READY]
+    result.skipped += len(batch) - len(entries)
+    parts.catalog.hold(entries)
+    blocks = [(parts.dram.address(entry.slot), entry.size_bytes) for entry in entries]
+    task = asyncio.get_running_loop().run_in_executor(parts.copiers, memory.hash_many, blocks)
+    try:
+        hashes = await asyncio.shield(task)
+    finally:
+        await asyncio.wait([task])
+        for entry, found in zip(entries, task.result(), strict=True):
+            if entry.state != DEAD and found != parts.dram.records.content_hash(entry.slot):
+                _drop(parts, entry)
+                result.corrupt += 1
+        parts.room.unhold(entries)
+    result.dram_blocks += len(entries)
+    result.size_bytes += sum(entry.size_bytes for entry in entries)
+    assert len(hashes) == len(entries), "one hash a block"
+
+
+def _drop(parts: Parts, entry: Entry) -> None:
+    gone = Gone("corrupt", "its bytes in DRAM no longer had their content hash", parts.clock.wall())
+    parts.history.note(entry.pool.space.digest, [entry.hash], gone)
+    parts.counters["corrupt_blocks"] += 1
+    parts.room.forget(entry)
+
+
+async def _verify_nvme(below: Below, space: Space, result: Verified) -> None:
+    scratch = memory.Mapping(SCRATCH_BYTES, name="kvstored-verify")
+    try:
+        cursor = b""
+        while True:
+            page, cursor = await below.tier.list_records(space.digest, cursor, BATCH_BLOCKS)
+            for hashes in _fitting([(hash_, record) for _, hash_, record in page]):
+                await _verify_records(below, space, hashes, scratch.address, result)
+            if not cursor:
+                return
+    finally:
+        scratch.close()
+
+
+def _fitting(page: Sequence[tuple[bytes, Record]]) -> Iterator[list[bytes]]:
+    """Cut a page into parts that fit into the scratch memory."""
+    part: list[bytes] = []
+    size = 0
+    for hash_, record in page:
+        if part and size + slot_bytes(record.size_bytes) > SCRATCH_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(hash_)
+        size += slot_bytes(record.size_bytes)
+    if part:
+        yield part
+
+
+async def _verify_records(below: Below, space: Space, hashes: Sequence[bytes], address: int, result: Verified) -> None:
+    records = await below.tier.find(space.tenant, space.digest, hashes, prefix=False)
+    loads = []
+    for hash_, record in zip(hashes, records, strict=True):
+        if record is None:
+            result.skipped += 1
+            continue
+        loads.append(Load(space.digest, hash_, record, address))
+        address += slot_bytes(record.size_bytes)
+    try:
+        good = await below.tier.load(loads)
+    finally:
+        below.tier.unpin([load.record for load in loads])
+    result.nvme_blocks += len(loads)
+    result.size_bytes += sum(load.record.size_bytes for load in loads)
+    result.corrupt += good.count(False)

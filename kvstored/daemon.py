@@ -1,0 +1,269 @@
+"""The daemon: wires everything, starts it, waits, and stops it in order.
+
+Only this module knows all the others. Signals set flags; a second one ends the wait for an
+orderly stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from typing import Final
+
+import uvloop
+
+from kvstored import metrics as metrics_server
+from kvstored.catalog import Catalog
+from kvstored.clock import SystemClock
+from kvstored.config import Config
+from kvstored.device.file import FileDevice
+from kvstored.errors import ConfigError, KVStoredError
+from kvstored.history import Gone, History
+from kvstored.leases import Sessions
+from kvstored.logs import get_logger
+from kvstored.metrics import Metrics
+from kvstored.metrics_export import DaemonCollector
+from kvstored.mover import Mover
+from kvstored.parts import Below, Limits, Parts, TenantStats
+from kvstored.policy.admission import AdmitAll
+from kvstored.policy.quota import Quota
+from kvstored.policy.watermarks import Watermarks
+from kvstored.promoter import Promoter
+from kvstored.room import Room
+from kvstored.rpc import status
+from kvstored.rpc.context import Context
+from kvstored.rpc.identity import Identity
+from kvstored.rpc.service import GrpcServer
+from kvstored.rpc.session import SessionServer
+from kvstored.store import Store
+from kvstored.tiers.dram import DramConfig, DramTier
+from kvstored.tiers.nvme import NvmeConfig, NvmeTier
+from kvstored.tiers.staging import StagingPool
+
+GRACE_S: Final = 2.0
+STOP_FLUSH_S: Final = 30.0
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+
+log = get_logger("daemon")
+
+
+def run(config: Config) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status. Raises ConfigError for what only the machine can tell."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_main(config))
+
+
+async def _main(config: Config) -> int:
+    daemon = Daemon(config)
+    try:
+        await daemon.start()
+    except ConfigError:
+        await daemon.stop(flush=False)
+        raise
+    except (KVStoredError, OSError) as error:
+        log.error("cannot start", reason=str(error))
+        await daemon.stop(flush=False)
+        return EXIT_FAILED
+    await daemon.wait()
+    await daemon.stop()
+    return EXIT_OK
+
+
+class Daemon:
+    """One daemon: start, wait, stop."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._metrics = Metrics()
+        self._clock = SystemClock()
+        self._copy_threads = min(4, os.cpu_count() or 1)
+        self._copiers = ThreadPoolExecutor(self._copy_threads, thread_name_prefix="copy")
+        self._stop_asked = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._endpoint: metrics_server.MetricsServer | None = None
+        self._mover_task: asyncio.Task[None] | None = None
+        self.context = self._wire()
+        self._sessions = SessionServer(self.context, config.server.session_socket, config.server.socket_mode_bits)
+        self.context.store.tell_retired = self._sessions.retired
+        self._grpc = GrpcServer(self.context)
+
+    # ---- wiring ----
+
+    def _wire(self) -> Context:
+        config, counters = self.config, self._metrics.counters
+        catalog, history = Catalog(config.policy.eviction), History()
+        dram = DramTier(_dram_config(config))
+        quotas = {tenant.name: Quota(tenant.dram_limit_bytes) for tenant in config.tenants}
+        room = Room(catalog, dram, self._clock, history, counters, quotas)
+        limits = config.limits
+        parts = Parts(
+            catalog=catalog,
+            dram=dram,
+            room=room,
+            below=self._wire_below(catalog, room, dram, history) if config.nvme.paths else None,
+            sessions=Sessions(config.server.max_sessions, limits.namespaces_per_session),
+            staging=StagingPool(limits.staging_bytes_total),
+            history=history,
+            clock=self._clock,
+            counters=counters,
+            limits=Limits(
+                staging_bytes_per_session=limits.staging_bytes_per_session,
+                leases_per_session=limits.leases_per_session,
+                reservations_per_session=limits.reservations_per_session,
+                held_bytes=int(limits.leased_share * config.dram.capacity_bytes),
+                put_wait_max_s=limits.put_wait_max_s,
+                get_wait_max_s=limits.get_wait_max_s,
+            ),
+            copiers=self._copiers,
+            copy_threads=self._copy_threads,
+            stats=defaultdict(TenantStats),
+        )
+        return Context(
+            config=config,
+            store=Store(parts),
+            identity=Identity(config.tenants),
+            metrics=self._metrics,
+            clock=self._clock,
+            boot_id=secrets.randbits(63),
+            version=version("kvstored"),
+            started_s=self._clock.monotonic(),
+        )
+
+    def _wire_below(self, catalog: Catalog, room: Room, dram: DramTier, history: History) -> Below:
+        config, counters = self.config, self._metrics.counters
+        loop = asyncio.get_running_loop()
+
+        def evicted(tenant: str, digest: bytes, hashes: list[bytes]) -> None:
+            gone = Gone("evicted", "the oldest extent on NVMe was recycled", self._clock.wall())
+            loop.call_soon_threadsafe(_note_evicted, catalog, history, digest, hashes, gone)
+
+        nvme = NvmeTier(_nvme_config(config), FileDevice(), self._clock, evicted)
+        mover = Mover(
+            catalog,
+            room,
+            dram,
+            nvme,
+            self._clock,
+            counters,
+            Watermarks(config.mover.high_watermark, config.mover.low_watermark, config.mover.batch_share),
+            AdmitAll(),
+        )
+        promoter = Promoter(
+            catalog,
+            room,
+            dram,
+            nvme,
+            self._clock,
+            counters,
+            queue_blocks=config.mover.queue_blocks,
+            inflight_bytes=config.mover.inflight_bytes,
+        )
+        return Below(nvme, mover, promoter)
+
+    # ---- start ----
+
+    async def start(self) -> None:
+        """Open the tiers, then listen; when this returns, it serves. Raises KVStoredError or OSError."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        parts = self.context.store.parts
+        await parts.dram.open()
+        if parts.below is not None:
+            await parts.below.tier.open()
+            self._restore_namespaces(parts, parts.below)
+            self._mover_task = asyncio.create_task(parts.below.mover.run())
+        if self.config.metrics.enabled:
+            read = metrics_server.on_loop(loop, lambda: status.report(self.context))
+            collector = DaemonCollector(self._metrics, read)
+            self._endpoint = await asyncio.to_thread(metrics_server.serve, self.config.metrics.address, [collector])
+        self.context.state = "serving"
+        self._sessions.start()
+        await self._grpc.start()
+        await self._grpc.set_serving(True)
+        log.info("serving", session_socket=str(self.config.server.session_socket), pid=os.getpid())
+        for warning in parts.dram.warnings:
+            log.warning("running without", what=warning)
+
+    def _restore_namespaces(self, parts: Parts, below: Below) -> None:
+        for namespace in below.tier.namespaces():
+            parts.catalog.space(namespace)
+
+    def _on_signal(self) -> None:
+        if self._stop_asked.is_set():
+            self._hurry.set()
+        self._stop_asked.set()
+
+    # ---- wait and stop ----
+
+    async def wait(self) -> None:
+        """Until a signal asks to stop."""
+        await self._stop_asked.wait()
+
+    async def stop(self, *, flush: bool = True) -> None:
+        """No new clients, no new puts; flush; part with the clients; close the tiers."""
+        parts = self.context.store.parts
+        self.context.state = "draining"
+        self.context.store.writes.draining = True
+        self._sessions.stop_listening()
+        await self._grpc.set_serving(False)
+        await self._grpc.close(GRACE_S)
+        self._sessions.close()
+        if parts.below is not None:
+            await self._stop_below(parts.below, flush=flush)
+        if self._endpoint is not None:
+            await asyncio.to_thread(self._endpoint.close)
+        await asyncio.to_thread(self._copiers.shutdown)
+        await parts.dram.close()
+        log.info("stopped")
+
+    async def _stop_below(self, below: Below, *, flush: bool) -> None:
+        if self._mover_task is not None:
+            self._mover_task.cancel()
+            await asyncio.wait([self._mover_task])
+        if flush:
+            flushing = asyncio.create_task(below.mover.flush(STOP_FLUSH_S))
+            hurry = asyncio.create_task(self._hurry.wait())
+            await asyncio.wait([flushing, hurry], return_when=asyncio.FIRST_COMPLETED)
+            for task in (flushing, hurry):
+                task.cancel()
+            await asyncio.wait([flushing, hurry])
+        await below.promoter.drained()
+        await below.tier.close()
+
+
+def _note_evicted(catalog: Catalog, history: History, digest: bytes, hashes: list[bytes], gone: Gone) -> None:
+    """Blocks left NVMe: those that are in DRAM are there only from now on."""
+    space = catalog.spaces.get(digest)
+    for hash_ in hashes:
+        entry = space.entries.get(hash_) if space is not None else None
+        if entry is not None:
+            entry.below = False
+    history.note(digest, hashes, gone)
+
+
+def _dram_config(config: Config) -> DramConfig:
+    dram = config.dram
+    return DramConfig(
+        capacity_bytes=dram.capacity_bytes,
+        segment_bytes=dram.segment_bytes,
+        huge_pages="require" if dram.require_huge_pages else dram.huge_pages,
+        lock="require" if dram.require_lock else dram.lock,
+    )
+
+
+def _nvme_config(config: Config) -> NvmeConfig:
+    nvme = config.nvme
+    return NvmeConfig(
+        paths=nvme.paths,
+        capacity_bytes=nvme.capacity_bytes,
+        extent_bytes=nvme.extent_bytes,
+        io_threads=nvme.io_threads,
+        require_direct_io=nvme.require_direct_io,
+    )

@@ -1,0 +1,94 @@
+"""Blocks inside messages: gRPC's PutInline and GetInline, in chunks of at most 1 MiB."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from kvstored_proto.v1 import kvstored_pb2 as pb
+
+from kvstored import keys
+from kvstored.errors import InvalidArgument
+from kvstored.leases import Lease, Session
+from kvstored.reads import Held
+from kvstored.rpc.context import Context
+
+CHUNK_BYTES_MAX: Final = 1 << 20
+PUT_WAIT_S: Final = 1.0
+
+
+async def put(context: Context, session: Session, requests: AsyncIterator[pb.PutInlineRequest]) -> pb.PutInlineReply:
+    """Store the blocks of a stream, one after the other; one is in memory at a time."""
+    outcomes = bytearray()
+    header: pb.PutInlineHeader | None = None
+    data = bytearray()
+    async for request in requests:
+        if request.WhichOneof("part") == "header":
+            _check_whole(header, data)
+            header, data = _checked(request.header), bytearray()
+        elif header is None:
+            raise InvalidArgument("a chunk before any header")
+        else:
+            _append(header, data, request.chunk)
+            if len(data) == header.size_bytes:
+                outcomes.append(await _put_block(context, session, header, data))
+    _check_whole(header, data)
+    return pb.PutInlineReply(boot_id=context.boot_id, outcomes=bytes(outcomes))
+
+
+def _checked(header: pb.PutInlineHeader) -> pb.PutInlineHeader:
+    keys.split_hashes(header.hash, len(header.hash))
+    if not 0 < header.size_bytes <= keys.BLOCK_BYTES_MAX:
+        raise InvalidArgument(f"size_bytes is {header.size_bytes}: 1 to {keys.BLOCK_BYTES_MAX} are allowed")
+    return header
+
+
+def _append(header: pb.PutInlineHeader, data: bytearray, chunk: bytes) -> None:
+    if len(chunk) > CHUNK_BYTES_MAX or len(data) + len(chunk) > header.size_bytes:
+        raise InvalidArgument(f"a chunk has at most {CHUNK_BYTES_MAX} bytes, and all of a block's its size_bytes")
+    data += chunk
+
+
+def _check_whole(header: pb.PutInlineHeader | None, data: bytearray) -> None:
+    if header is not None and len(data) != header.size_bytes:
+        raise InvalidArgument(f"a block of {header.size_bytes} bytes ended after {len(data)}")
+
+
+async def _put_block(context: Context, session: Session, header: pb.PutInlineHeader, data: bytearray) -> int:
+    space = session.space_of(header.namespace_id)
+    return await context.store.writes.put_inline(session, space, header.hash, header.parent, data, PUT_WAIT_S)
+
+
+async def get(context: Context, session: Session, request: pb.GetInlineRequest) -> AsyncIterator[pb.GetInlineReply]:
+    """The leading blocks of a chain; they are leased while they are sent."""
+    hashes = keys.split_hashes(request.hashes, request.hash_bytes)
+    spaces = [session.space_of(request.namespace_id)]
+    getting = context.store.reads.get(session, spaces, hashes, request.wait_ms / 1000)
+    held = getting if isinstance(getting, Held) else await getting
+    if not held.leases:
+        return
+    try:
+        for index in range(held.blocks):
+            for reply in _chunks(context, held.leases[0], index):
+                yield reply
+    finally:
+        context.store.reads.release(session, [held.leases[0].lease_id])
+
+
+def _chunks(context: Context, lease: Lease, index: int) -> list[pb.GetInlineReply]:
+    dram, entry = context.store.parts.dram, lease.entries[index]
+    view = dram.view(entry.slot, entry.size_bytes)
+    replies = []
+    for start in range(0, entry.size_bytes, CHUNK_BYTES_MAX):
+        end = min(entry.size_bytes, start + CHUNK_BYTES_MAX)
+        last = end == entry.size_bytes
+        replies.append(
+            pb.GetInlineReply(
+                boot_id=context.boot_id,
+                index=index,
+                size_bytes=entry.size_bytes,
+                chunk=bytes(view[start:end]),
+                content_hash=dram.records.content_hash(entry.slot) if last else b"",
+            )
+        )
+    return replies

@@ -1,0 +1,290 @@
+"""The data operations, once for both transports: message in, store call, message out.
+
+A handler returns its reply, or an awaitable of it where the store has to wait. The table at
+the end is the whole interface: the session socket finds operations by number, gRPC by name.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+from google.protobuf.message import Message
+from kvstored_proto import frames
+from kvstored_proto.v1 import kvstored_pb2 as pb
+
+from kvstored import keys
+from kvstored.errors import FailedPrecondition, InvalidArgument
+from kvstored.leases import Caller, Lease, Session
+from kvstored.reads import FoundRun, Held
+from kvstored.rpc import admin, status
+from kvstored.rpc.context import Context
+from kvstored.writes import Reserved
+
+FEATURES: Final = ("prefetch", "groups")
+Reply = Message | Awaitable[Message]
+Handler = Callable[[Context, Session, Any], Reply]
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One operation: its method name, its request's type and who serves it."""
+
+    name: str
+    request: type[Message]
+    serve: Handler
+
+
+# ---- sessions ----
+
+
+async def open_session(context: Context, caller: Caller, request: pb.OpenSessionRequest) -> tuple[Session, Message]:
+    """Open a session; not in the table, because there is none yet. Raises FailedPrecondition for another protocol."""
+    low, high = max(request.protocol_min, frames.PROTOCOL_MIN), min(request.protocol_max, frames.PROTOCOL_MAX)
+    if low > high:
+        raise FailedPrecondition(
+            f"the client speaks protocol {request.protocol_min} to {request.protocol_max}, this daemon "
+            f"{frames.PROTOCOL_MIN} to {frames.PROTOCOL_MAX}: update the older of the two"
+        )
+    session = await context.store.open_session(
+        caller,
+        staging_bytes=request.staging_bytes if caller.transport == "session" else 0,
+        create_group=request.create_group,
+        join_group=request.join_group,
+    )
+    limits = context.store.parts.limits
+    return session, pb.OpenSessionReply(
+        boot_id=context.boot_id,
+        protocol=high,
+        features=[name for name in FEATURES if name in request.features],
+        session_id=session.session_id,
+        tenant=caller.tenant,
+        role=caller.role,
+        group_id=session.group.group_id,
+        staging_bytes=session.staging_bytes,
+        daemon_version=context.version,
+        limits=pb.Limits(
+            max_blocks_per_call=keys.BLOCKS_PER_CALL_MAX,
+            max_block_bytes=keys.BLOCK_BYTES_MAX,
+            max_leases=limits.leases_per_session,
+            max_reservations=limits.reservations_per_session,
+        ),
+        idle_timeout_ms=int(context.config.server.idle_timeout_s * 1000),
+    )
+
+
+def _keep_alive(context: Context, session: Session, request: pb.KeepAliveRequest) -> Reply:
+    return pb.KeepAliveReply(boot_id=context.boot_id)
+
+
+def _close_session(context: Context, session: Session, request: pb.CloseSessionRequest) -> Reply:
+    context.store.end_session(session)
+    return pb.CloseSessionReply(boot_id=context.boot_id)
+
+
+async def _open_namespace(context: Context, session: Session, request: pb.OpenNamespaceRequest) -> Message:
+    handle, space, seed = await context.store.open_namespace(session, request.spec)
+    return pb.OpenNamespaceReply(boot_id=context.boot_id, namespace_id=handle, digest=space.digest, chain_seed=seed)
+
+
+# ---- reading ----
+
+
+def _lookup(context: Context, session: Session, request: pb.LookupRequest) -> Reply:
+    spaces = session.spaces_of(request.namespace_ids)
+    found = context.store.reads.lookup(spaces, keys.split_hashes(request.hashes, request.hash_bytes))
+    if isinstance(found, FoundRun):
+        return _lookup_reply(context, found)
+    return _map(found, lambda run: _lookup_reply(context, run))
+
+
+def _lookup_reply(context: Context, run: FoundRun) -> Message:
+    return pb.LookupReply(
+        boot_id=context.boot_id,
+        prefix_blocks=run.prefix_blocks,
+        ready_blocks=run.ready_blocks,
+        dram_blocks=run.dram_blocks,
+        nvme_blocks=run.nvme_blocks,
+        pending_blocks=run.pending_blocks,
+        next=_outcome(run.next),
+    )
+
+
+async def _contains(context: Context, session: Session, request: pb.ContainsRequest) -> Message:
+    hashes = keys.split_hashes(request.hashes, request.hash_bytes)
+    outcomes, tiers = await context.store.reads.contains(session.space_of(request.namespace_id), hashes)
+    return pb.ContainsReply(boot_id=context.boot_id, outcomes=outcomes, tiers=tiers)
+
+
+def _get(context: Context, session: Session, request: pb.GetRequest) -> Reply:
+    spaces = session.spaces_of(request.namespace_ids)
+    hashes = keys.split_hashes(request.hashes, request.hash_bytes)
+    held = context.store.reads.get(session, spaces, hashes, request.wait_ms / 1000)
+    if isinstance(held, Held):
+        return get_reply(context, session, held)
+    return _map(held, lambda later: get_reply(context, session, later))
+
+
+def _attach(context: Context, session: Session, request: pb.AttachRequest) -> Reply:
+    return get_reply(context, session, context.store.reads.attach(session, request.lease_id))
+
+
+def get_reply(context: Context, session: Session, held: Held) -> pb.GetReply:
+    """The reply for what is held; the session socket first sends the descriptors that it names."""
+    handles = {space.digest: handle for handle, space in session.spaces.items()}
+    return pb.GetReply(
+        boot_id=context.boot_id,
+        blocks=held.blocks,
+        next=_outcome(held.next),
+        leases=[_lease(context, lease, handles.get(lease.space.digest, 0)) for lease in held.leases],
+    )
+
+
+def _lease(context: Context, lease: Lease, handle: int) -> pb.Lease:
+    slots = [entry.slot for entry in lease.entries]
+    return pb.Lease(
+        lease_id=lease.lease_id,
+        namespace_id=handle,
+        slots=struct.pack(f"<{len(slots)}Q", *slots),
+        heads=context.store.parts.dram.records.heads(slots),
+    )
+
+
+def _release(context: Context, session: Session, request: pb.ReleaseRequest) -> Reply:
+    return pb.ReleaseReply(boot_id=context.boot_id, released=context.store.reads.release(session, request.lease_ids))
+
+
+def _touch(context: Context, session: Session, request: pb.TouchRequest) -> Reply:
+    hashes = keys.split_hashes(request.hashes, request.hash_bytes)
+    touched = context.store.reads.touch(session.space_of(request.namespace_id), hashes)
+    return pb.TouchReply(boot_id=context.boot_id, touched=touched)
+
+
+async def _prefetch(context: Context, session: Session, request: pb.PrefetchRequest) -> Message:
+    started = await context.store.reads.prefetch(
+        session,
+        session.spaces_of(request.namespace_ids),
+        keys.split_hashes(request.hashes, request.hash_bytes),
+        request.priority,
+        request.deadline_ms / 1000,
+    )
+    return pb.PrefetchReply(
+        boot_id=context.boot_id,
+        prefetch_id=started.prefetch_id,
+        outcome=_outcome(started.outcome),
+        resident_blocks=started.resident_blocks,
+        queued_blocks=started.queued_blocks,
+    )
+
+
+async def _poll_prefetch(context: Context, session: Session, request: pb.PollPrefetchRequest) -> Message:
+    job = await context.store.reads.poll_prefetch(session, request.prefetch_id, request.wait_ms / 1000)
+    return _job_reply(context, job)
+
+
+async def _cancel_prefetch(context: Context, session: Session, request: pb.CancelPrefetchRequest) -> Message:
+    return _job_reply(context, await context.store.reads.cancel_prefetch(session, request.prefetch_id))
+
+
+def _job_reply(context: Context, job: Any) -> Message:
+    return pb.PollPrefetchReply(
+        boot_id=context.boot_id,
+        done=job.done.done(),
+        ready_blocks=job.ready_blocks,
+        failed_blocks=job.failed_blocks,
+        total_blocks=job.total_blocks,
+    )
+
+
+# ---- writing ----
+
+
+def _reserve(context: Context, session: Session, request: pb.ReserveRequest) -> Reply:
+    hashes = keys.split_hashes(request.hashes, request.hash_bytes)
+    sizes = _sizes(request, len(hashes))
+    space = session.space_of(request.namespace_id)
+    reserved = context.store.writes.reserve(session, space, hashes, sizes, request.parent, request.wait_ms / 1000)
+    if isinstance(reserved, Reserved):
+        return _reserve_reply(context, reserved)
+    return _map(reserved, lambda later: _reserve_reply(context, later))
+
+
+def _sizes(request: pb.ReserveRequest, count: int) -> Sequence[int]:
+    if request.block_bytes and request.sizes_bytes:
+        raise InvalidArgument("block_bytes and sizes_bytes exclude each other")
+    return list(request.sizes_bytes) if request.sizes_bytes else [request.block_bytes] * count
+
+
+def _reserve_reply(context: Context, reserved: Reserved) -> Message:
+    return pb.ReserveReply(
+        boot_id=context.boot_id,
+        reservation_id=reserved.reservation_id,
+        outcomes=bytes(reserved.outcomes),
+        retry_after_ms=reserved.retry_after_ms,
+    )
+
+
+def _commit(context: Context, session: Session, request: pb.CommitRequest) -> Reply:
+    outcomes = context.store.writes.commit(
+        session, request.reservation_id, list(request.indices), list(request.staging_offsets)
+    )
+    if isinstance(outcomes, bytes):
+        return pb.CommitReply(boot_id=context.boot_id, outcomes=outcomes)
+    return _map(outcomes, lambda later: pb.CommitReply(boot_id=context.boot_id, outcomes=later))
+
+
+def _abort(context: Context, session: Session, request: pb.AbortRequest) -> Reply:
+    context.store.writes.abort(session, request.reservation_id, list(request.indices))
+    return pb.AbortReply(boot_id=context.boot_id)
+
+
+async def _delete(context: Context, session: Session, request: pb.DeleteRequest) -> Message:
+    hashes = keys.split_hashes(request.hashes, request.hash_bytes)
+    deleted = await context.store.writes.delete(session, session.space_of(request.namespace_id), hashes)
+    return pb.DeleteReply(boot_id=context.boot_id, deleted=deleted)
+
+
+def _status(context: Context, session: Session, request: pb.StatusRequest) -> Reply:
+    return status.report(context, session)
+
+
+def _outcome(number: int) -> pb.Outcome:
+    return cast(pb.Outcome, number)
+
+
+async def _map(later: Awaitable[Any], reply: Callable[[Any], Message]) -> Message:
+    return reply(await later)
+
+
+def _table() -> dict[int, Operation]:
+    served: dict[str, tuple[type[Message], Handler]] = {
+        "KeepAlive": (pb.KeepAliveRequest, _keep_alive),
+        "CloseSession": (pb.CloseSessionRequest, _close_session),
+        "OpenNamespace": (pb.OpenNamespaceRequest, _open_namespace),
+        "Lookup": (pb.LookupRequest, _lookup),
+        "Contains": (pb.ContainsRequest, _contains),
+        "Reserve": (pb.ReserveRequest, _reserve),
+        "Commit": (pb.CommitRequest, _commit),
+        "Abort": (pb.AbortRequest, _abort),
+        "Get": (pb.GetRequest, _get),
+        "Attach": (pb.AttachRequest, _attach),
+        "Release": (pb.ReleaseRequest, _release),
+        "Prefetch": (pb.PrefetchRequest, _prefetch),
+        "PollPrefetch": (pb.PollPrefetchRequest, _poll_prefetch),
+        "CancelPrefetch": (pb.CancelPrefetchRequest, _cancel_prefetch),
+        "Touch": (pb.TouchRequest, _touch),
+        "Delete": (pb.DeleteRequest, _delete),
+        "Status": (pb.StatusRequest, _status),
+        **admin.SERVED,
+    }
+    return {number_of(name): Operation(name, request, serve) for name, (request, serve) in served.items()}
+
+
+def number_of(method: str) -> int:
+    """The operation's number for a gRPC method name: `OpenNamespace` is OPERATION_OPEN_NAMESPACE."""
+    words = "".join(f"_{c}" if c.isupper() else c.upper() for c in method)
+    return pb.Operation.Value(f"OPERATION{words}")
+
+
+OPERATIONS: Final = _table()

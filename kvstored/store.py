@@ -1,0 +1,156 @@
+"""The store: what both transports call. Sessions here; reading and writing in `reads` and `writes`.
+
+Every operation plans (state, no await) and then acts (I/O, no state). What the catalogue alone
+can answer is answered without a task: such calls return their result, others an awaitable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from kvstored_proto import namespace as wire
+from kvstored_proto.v1 import kvstored_pb2 as pb
+
+from kvstored.catalog import Space
+from kvstored.errors import DeviceError, InvalidArgument, LimitExceeded
+from kvstored.keys import NAMESPACE_BYTES_MAX, Namespace
+from kvstored.leases import Caller, Lease, Session
+from kvstored.parts import Parts
+from kvstored.reads import Reads
+from kvstored.tiers.staging import Staging
+from kvstored.writes import Writes
+
+NAMESPACES_MAX: Final = 65_536
+
+
+class Store:
+    """One node's blocks and who uses them."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.reads = Reads(parts)
+        self.writes = Writes(parts)
+        # Set by the transport: tells a session to let go of segments; False where it cannot be told.
+        self.tell_retired: Callable[[Session, Sequence[int]], bool] = lambda session, ids: False
+        parts.room.on_retired = self._retired
+        self._holders: dict[int, set[Session]] = {}
+        self._tasks: set[asyncio.Future[None]] = set()
+
+    # ---- sessions ----
+
+    async def open_session(
+        self, caller: Caller, *, staging_bytes: int, create_group: bool, join_group: bytes
+    ) -> Session:
+        """A session and its staging ring, as big as wished and allowed; 0 bytes where there is no room for one."""
+        now = self.parts.clock.monotonic()
+        session = self.parts.sessions.open(caller, now, create_group=create_group, join_group=join_group)
+        wanted = min(staging_bytes, self.parts.limits.staging_bytes_per_session)
+        if wanted:
+            try:
+                staging = await self.parts.staging.create(wanted)
+            except DeviceError:
+                self.end_session(session)
+                raise
+            self._give_staging(session, staging)
+        return session
+
+    def _give_staging(self, session: Session, staging: Staging | None) -> None:
+        if staging is not None and session.ended:
+            staging.close()
+        else:
+            session.staging = staging
+
+    def end_session(self, session: Session) -> None:
+        """Give back all that a session held. The caller has closed the way to the client before."""
+        if session.ended:
+            return
+        leases = self.parts.sessions.close(session)
+        self.writes.end_session(session)
+        self.reads.end_session(session, leases)
+        if session.staging is not None:
+            session.staging.close()
+        self.segments_dropped(session, list(session.exposed))
+        self.parts.counters["sessions_ended"] += 1
+        if self.parts.below is not None:
+            self.parts.below.mover.kick()
+
+    # ---- namespaces ----
+
+    async def open_namespace(self, session: Session, spec: pb.NamespaceSpec) -> tuple[int, Space, bytes]:
+        """A handle, the space behind it, and the chain seed. Raises InvalidArgument or LimitExceeded."""
+        tenant = session.caller.tenant
+        encoding = wire.encode(tenant, spec)
+        if not spec.model:
+            raise InvalidArgument("a namespace needs a model: blocks of unnamed models cannot be told apart")
+        if len(encoding) > NAMESPACE_BYTES_MAX:
+            raise InvalidArgument(f"the namespace has {len(encoding)} bytes: {NAMESPACE_BYTES_MAX} are allowed")
+        digest = wire.digest(tenant, spec)
+        known = digest in self.parts.catalog.spaces
+        if not known and len(self.parts.catalog.spaces) >= NAMESPACES_MAX:
+            raise LimitExceeded(f"{NAMESPACES_MAX} namespaces are known: restart the daemon to forget unused ones")
+        space = self.parts.catalog.space(Namespace(tenant, digest, encoding, wire.fields(spec)))
+        handle = self.parts.sessions.add_space(session, space)
+        if not known and self.parts.below is not None:
+            await self.parts.below.tier.remember_namespace(tenant, digest, encoding, space.namespace.fields)
+        return handle, space, wire.chain_seed(tenant, spec)
+
+    # ---- memory handed to clients ----
+
+    def expose(self, session: Session, leases: Iterable[Lease]) -> list[tuple[int, int, int]]:
+        """Segments of these leases that the session has no descriptor of: id, bytes, descriptor (the tier's)."""
+        dram, fresh = self.parts.dram, []
+        for segment_id in {entry.slot >> 20 for lease in leases for entry in lease.entries} - session.exposed:
+            fresh.append((segment_id, dram.segment_bytes(segment_id), dram.segment_fd(segment_id)))
+            dram.expose(segment_id)
+            session.exposed.add(segment_id)
+            self._holders.setdefault(segment_id, set()).add(session)
+        return fresh
+
+    def _retired(self, segment_id: int) -> None:
+        """A segment left service: ask its holders to let go, and remake its memory when the last one has."""
+        holders = self._holders.get(segment_id, set())
+        for session in list(holders):
+            self.tell_retired(session, [segment_id])
+        if not holders:
+            self._dispose(segment_id)
+
+    def segments_dropped(self, session: Session, segment_ids: Iterable[int]) -> None:
+        """A session has unmapped and closed these (or has ended)."""
+        for segment_id in segment_ids:
+            if segment_id not in session.exposed:
+                continue
+            session.exposed.discard(segment_id)
+            holders = self._holders[segment_id]
+            holders.discard(session)
+            if not holders:
+                del self._holders[segment_id]
+                if self.parts.dram.is_retired(segment_id):
+                    self._dispose(segment_id)
+
+    def _dispose(self, segment_id: int) -> None:
+        self._holders.pop(segment_id, None)
+        task = asyncio.ensure_future(self._remake(segment_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _remake(self, segment_id: int) -> None:
+        try:
+            await self.parts.dram.dispose(segment_id)
+        except DeviceError:
+            self.parts.counters["segments_lost"] += 1  # the tier's warnings say why
+
+    # ---- the daemon's own ----
+
+    def held(self) -> dict[str, int]:
+        """What sessions hold at present; all zero when every session has ended (DESIGN invariant 5)."""
+        sessions = list(self.parts.sessions)
+        groups = {id(session.group): session.group for session in sessions}.values()
+        return {
+            "sessions": len(sessions),
+            "leases": sum(len(group.leases) for group in groups),
+            "leased_bytes": sum(group.leased_bytes for group in groups),
+            "reservations": sum(len(session.reservations) for session in sessions),
+            "staging_bytes": self.parts.staging.used_bytes,
+        }

@@ -1,0 +1,360 @@
+"""Writing: reserve, commit, abort, inline puts and delete.
+
+Two-phase: a reservation takes slots, a commit copies from the session's staging ring into them
+and hashes the destination. Readers see a block only after its commit. A copy that runs is
+never undone from outside: its own completion decides what becomes of the slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import itertools
+from collections.abc import Awaitable, Sequence
+from typing import Final
+
+import msgspec
+
+from kvstored.catalog import DEAD, READY, WRITING, Entry, Space
+from kvstored.device import memory
+from kvstored.errors import InvalidArgument, LimitExceeded
+from kvstored.history import Gone
+from kvstored.keys import BLOCK_BYTES_MAX, BLOCKS_PER_CALL_MAX, slot_bytes
+from kvstored.leases import Reservation, Session
+from kvstored.outcomes import HIT, MISS, NO_ROOM, PENDING, RESERVED, THROTTLED
+from kvstored.parts import Parts
+
+INLINE_COPY_BYTES: Final = 256 << 10  # less than this is copied at once: a thread would cost more
+THREAD_COPY_BYTES: Final = 2 << 20  # at least so much per thread
+RETRY_AFTER_MS: Final = 5
+
+
+class Reserved(msgspec.Struct):
+    """Outcome per block, and the reservation that covers those RESERVED (0: none)."""
+
+    reservation_id: int
+    outcomes: bytearray
+    retry_after_ms: int = 0
+
+
+Copy = tuple[int, int, int]  # destination, source, bytes
+
+
+class Writes:
+    """The writing half of the store."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._catalog = parts.catalog
+        self._room = parts.room
+        self._dram = parts.dram
+        self._below = parts.below
+        self._limits = parts.limits
+        self._counters = parts.counters
+        self.draining = False
+
+    # ---- reserve ----
+
+    def reserve(
+        self,
+        session: Session,
+        space: Space,
+        hashes: Sequence[bytes],
+        sizes: Sequence[int],
+        parent: bytes,
+        wait_s: float,
+    ) -> Reserved | Awaitable[Reserved]:
+        """Slots for the blocks of a chain that are not stored yet, as many as there is room for."""
+        self._check(hashes, sizes, parent)
+        session.check_may_write()
+        if self.draining:
+            return self._refused(len(hashes), THROTTLED)
+        if len(session.reservations) >= self._limits.reservations_per_session:
+            raise LimitExceeded(f"{self._limits.reservations_per_session} reservations are open: commit or abort some")
+        if self._below is None:
+            return self._plan(session, space, hashes, sizes, parent, set())
+        return self._reserve_later(session, space, hashes, sizes, parent, min(wait_s, self._limits.put_wait_max_s))
+
+    def _check(self, hashes: Sequence[bytes], sizes: Sequence[int], parent: bytes) -> None:
+        if len(sizes) != len(hashes):
+            raise InvalidArgument(f"{len(sizes)} sizes for {len(hashes)} hashes: give one size a block, or block_bytes")
+        if not min(sizes) > 0 or max(sizes) > BLOCK_BYTES_MAX:
+            raise InvalidArgument(f"a block has 1 to {BLOCK_BYTES_MAX} bytes")
+        if parent and len(parent) != len(hashes[0]):
+            raise InvalidArgument(f"parent has {len(parent)} bytes, the hashes {len(hashes[0])}")
+        if len(set(hashes)) != len(hashes):
+            raise InvalidArgument("a hash stands twice in one chain")
+
+    def _refused(self, count: int, outcome: int) -> Reserved:
+        return Reserved(0, bytearray([outcome]) * count, RETRY_AFTER_MS if outcome == THROTTLED else 0)
+
+    async def _reserve_later(
+        self,
+        session: Session,
+        space: Space,
+        hashes: Sequence[bytes],
+        sizes: Sequence[int],
+        parent: bytes,
+        wait_s: float,
+    ) -> Reserved:
+        assert self._below is not None
+        end_s = self._parts.clock.monotonic() + wait_s
+        while True:
+            stored = await self._stored_below(space, hashes)
+            if session.ended:
+                return self._refused(len(hashes), MISS)
+            reserved = self._plan(session, space, hashes, sizes, parent, stored)
+            short = reserved.outcomes.count(THROTTLED)
+            if short:
+                self._below.mover.demand(space.tenant, slot_bytes(sizes[-1]), short)
+            left_s = end_s - self._parts.clock.monotonic()
+            if not short or reserved.reservation_id or left_s <= 0:
+                return reserved
+            # Nothing was given, so nothing is held while waiting.
+            await self._below.mover.room_freed(left_s)
+
+    async def _stored_below(self, space: Space, hashes: Sequence[bytes]) -> set[bytes]:
+        assert self._below is not None
+        unknown = [hash_ for hash_ in hashes if hash_ not in space.entries]
+        if not unknown:
+            return set()
+        records = await self._below.tier.find(space.tenant, space.digest, unknown, prefix=False)
+        self._below.tier.unpin([record for record in records if record is not None])
+        return {hash_ for hash_, record in zip(unknown, records, strict=True) if record is not None}
+
+    def _plan(
+        self,
+        session: Session,
+        space: Space,
+        hashes: Sequence[bytes],
+        sizes: Sequence[int],
+        parent: bytes,
+        stored: set[bytes],
+    ) -> Reserved:
+        entries = space.entries
+        outcomes = bytearray()
+        for hash_ in hashes:
+            entry = entries.get(hash_)
+            if entry is None:
+                outcomes.append(HIT if hash_ in stored else RESERVED)
+            else:
+                outcomes.append(HIT if entry.state == READY else PENDING)
+        wanted = [index for index, outcome in enumerate(outcomes) if outcome == RESERVED]
+        slots = self._slots(session, space, [sizes[index] for index in wanted])
+        reserved = Reserved(0, outcomes)
+        if len(slots) < len(wanted):
+            self._cut(reserved, space, wanted[len(slots)], sizes)
+        if slots:
+            reserved.reservation_id = self._enter(session, space, hashes, sizes, parent, wanted, slots)
+        return reserved
+
+    def _slots(self, session: Session, space: Space, sizes: Sequence[int]) -> list[int]:
+        budget_bytes = self._limits.held_bytes - session.reserved_bytes
+        slots: list[int] = []
+        for size, group in itertools.groupby(sizes, slot_bytes):
+            count = min(len(list(group)), budget_bytes // size)
+            taken = self._room.take(space.tenant, size, count)
+            budget_bytes -= size * len(taken)
+            slots += taken
+            if len(taken) < count or not count:
+                break
+        return slots
+
+    def _cut(self, reserved: Reserved, space: Space, first: int, sizes: Sequence[int]) -> None:
+        """From the first block without room on nothing is reserved: a block is useless without its parent."""
+        demotable = self._below is not None and self._below.mover.takes_blocks()
+        fits = self._room.could_ever_fit(space.tenant, sizes[first])
+        outcome = THROTTLED if fits and (demotable or self._dram.usage().retired_bytes) else NO_ROOM
+        for index in range(first, len(sizes)):
+            if reserved.outcomes[index] == RESERVED:
+                reserved.outcomes[index] = outcome
+        reserved.retry_after_ms = RETRY_AFTER_MS if outcome == THROTTLED else 0
+        self._counters["throttled_puts" if outcome == THROTTLED else "refused_puts"] += 1
+
+    def _enter(
+        self,
+        session: Session,
+        space: Space,
+        hashes: Sequence[bytes],
+        sizes: Sequence[int],
+        parent: bytes,
+        wanted: Sequence[int],
+        slots: Sequence[int],
+    ) -> int:
+        opened: dict[int, Entry] = {}
+        for index, slot in zip(wanted, slots, strict=False):
+            above = hashes[index - 1] if index else parent
+            opened[index] = self._room.enter(space, hashes[index], above, slot, sizes[index], WRITING)
+        reservation = Reservation(self._parts.sessions.new_id(), space, parent, opened, {})
+        session.reservations[reservation.reservation_id] = reservation
+        session.reserved_bytes += sum(entry.pool.slot_bytes for entry in opened.values())
+        return reservation.reservation_id
+
+    # ---- commit ----
+
+    def commit(
+        self, session: Session, reservation_id: int, indices: Sequence[int], offsets: Sequence[int]
+    ) -> bytes | Awaitable[bytes]:
+        """Copy blocks from staging into their slots and make them readable: HIT, or MISS where one was deleted."""
+        reservation = session.reservation(reservation_id)
+        if len(indices) != len(offsets) or not 0 < len(indices) <= BLOCKS_PER_CALL_MAX:
+            raise InvalidArgument("commit needs one staging offset per index, and at least one")
+        if session.staging is None:
+            raise InvalidArgument("this session has no staging: open it with staging_bytes, or put inline")
+        entries = self._take(reservation, indices)
+        try:
+            sources = [
+                session.staging.address_of(offset, entry.size_bytes)
+                for offset, entry in zip(offsets, entries, strict=True)
+            ]
+        except InvalidArgument:
+            reservation.open.update(zip(indices, entries, strict=True))
+            raise
+        address = self._dram.address
+        copies = [(address(e.slot), source, e.size_bytes) for e, source in zip(entries, sources, strict=True)]
+        return self._copy(session, reservation, indices, entries, copies)
+
+    def _take(self, reservation: Reservation, indices: Sequence[int]) -> list[Entry]:
+        if len(set(indices)) != len(indices) or any(index not in reservation.open for index in indices):
+            raise InvalidArgument("an index is not reserved, or was committed or aborted before")
+        return [reservation.open.pop(index) for index in indices]
+
+    def _copy(
+        self,
+        session: Session,
+        reservation: Reservation,
+        indices: Sequence[int],
+        entries: Sequence[Entry],
+        copies: Sequence[Copy],
+    ) -> bytes | Awaitable[bytes]:
+        total = sum(entry.size_bytes for entry in entries)
+        reservation.copying += 1
+        if total <= INLINE_COPY_BYTES:
+            return self._finish(session, reservation, indices, entries, memory.copy_and_hash_many(copies))
+        staging = session.staging
+        if staging is not None:
+            staging.hold()
+        # The task outlives its caller: a cancelled call must not undo a copy that runs.
+        task = asyncio.ensure_future(self._copy_in_threads(copies, total))
+        return self._copied(session, reservation, indices, entries, task)
+
+    async def _copy_in_threads(self, copies: Sequence[Copy], total_bytes: int) -> list[bytes]:
+        shares = max(1, min(self._parts.copy_threads, total_bytes // THREAD_COPY_BYTES))
+        step = -(-len(copies) // shares)
+        loop = asyncio.get_running_loop()
+        parts = [
+            loop.run_in_executor(self._parts.copiers, memory.copy_and_hash_many, copies[start : start + step])
+            for start in range(0, len(copies), step)
+        ]
+        return [content_hash for part in parts for content_hash in await part]
+
+    async def _copied(
+        self,
+        session: Session,
+        reservation: Reservation,
+        indices: Sequence[int],
+        entries: Sequence[Entry],
+        task: asyncio.Future[list[bytes]],
+    ) -> bytes:
+        hashes = await asyncio.shield(task)
+        if session.staging is not None:
+            session.staging.unhold()
+        return self._finish(session, reservation, indices, entries, hashes)
+
+    def _finish(
+        self,
+        session: Session,
+        reservation: Reservation,
+        indices: Sequence[int],
+        entries: Sequence[Entry],
+        content_hashes: Sequence[bytes],
+    ) -> bytes:
+        outcomes = bytearray()
+        for index, entry, content_hash in zip(indices, entries, content_hashes, strict=True):
+            outcomes.append(HIT if self._room.publish(entry, content_hash) else MISS)
+            reservation.done[index] = entry
+        put = outcomes.count(HIT)
+        self._counters["put_blocks"] += put
+        self._counters["put_bytes"] += sum(entry.size_bytes for entry in entries)
+        self._parts.stats[session.caller.tenant].blocks_put += put
+        reservation.copying -= 1
+        self._settle(session, reservation)
+        return bytes(outcomes)
+
+    # ---- abort and the end ----
+
+    def abort(self, session: Session, reservation_id: int, indices: Sequence[int]) -> None:
+        """Give back reserved blocks that are not committed; no indices: all of them."""
+        reservation = session.reservation(reservation_id)
+        entries = self._take(reservation, indices or list(reservation.open))
+        self._undo(session, reservation, entries)
+
+    def _undo(self, session: Session, reservation: Reservation, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if entry.state != DEAD:
+                self._room.forget(entry)
+        self._room.unhold(list(entries))
+        session.reserved_bytes -= sum(entry.pool.slot_bytes for entry in entries)
+        self._settle(session, reservation)
+
+    def _settle(self, session: Session, reservation: Reservation) -> None:
+        """When all is committed: the chain enters the eviction order, tail first, its ancestors after it."""
+        if not reservation.finished or session.reservations.pop(reservation.reservation_id, None) is None:
+            return
+        done = [reservation.done[index] for index in sorted(reservation.done)]
+        session.reserved_bytes -= sum(entry.pool.slot_bytes for entry in done)
+        self._room.unhold(done)
+        ancestors = self._catalog.ancestors(reservation.space, self._above(reservation, done), BLOCKS_PER_CALL_MAX)
+        self._catalog.touch(ancestors, self._parts.clock.monotonic())
+        if self._below is not None:
+            self._below.mover.kick()
+
+    def _above(self, reservation: Reservation, done: Sequence[Entry]) -> bytes:
+        return done[0].parent if done else reservation.parent
+
+    def end_session(self, session: Session) -> None:
+        """Abort what a session had reserved; copies that run finish first, and what they copied is kept."""
+        for reservation in list(session.reservations.values()):
+            entries = list(reservation.open.values())
+            reservation.open.clear()
+            self._undo(session, reservation, entries)
+
+    # ---- inline ----
+
+    async def put_inline(
+        self, session: Session, space: Space, hash_: bytes, parent: bytes, data: bytearray, wait_s: float
+    ) -> int:
+        """Store one block whose bytes came in messages; returns its outcome."""
+        reserving = self.reserve(session, space, [hash_], [len(data)], parent, wait_s)
+        reserved = reserving if isinstance(reserving, Reserved) else await reserving
+        if not reserved.reservation_id:
+            return reserved.outcomes[0]
+        reservation = session.reservation(reserved.reservation_id)
+        entries = self._take(reservation, [0])
+        source = (ctypes.c_char * len(data)).from_buffer(data)
+        copies = [(self._dram.address(entries[0].slot), ctypes.addressof(source), len(data))]
+        copying = self._copy(session, reservation, [0], entries, copies)
+        outcomes = copying if isinstance(copying, bytes) else await copying
+        del source
+        return outcomes[0]
+
+    # ---- delete ----
+
+    async def delete(self, session: Session, space: Space, hashes: Sequence[bytes]) -> int:
+        """Remove blocks from every tier; those in use disappear now and their bytes when the last user is done."""
+        session.check_may_write()
+        gone = Gone("deleted", "by a client", self._parts.clock.wall())
+        found = {hash_ for hash_ in hashes if (entry := space.entries.get(hash_)) and entry.state == READY}
+        for hash_ in found:
+            self._room.forget(space.entries[hash_])
+        below = await self._stored_below(space, hashes) if self._below is not None else set()
+        if self._below is not None and below:
+            await self._below.tier.delete(space.tenant, space.digest, list(below))
+            # Brought up again by somebody between the two steps.
+            for hash_ in below:
+                entry = space.entries.get(hash_)
+                if entry is not None and entry.below:
+                    self._room.forget(entry)
+        self._parts.history.note(space.digest, found | below, gone)
+        self._counters["deleted_blocks"] += len(found | below)
+        return len(found | below)
