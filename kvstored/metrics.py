@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 from wsgiref.simple_server import WSGIServer
@@ -47,12 +48,12 @@ class Metrics:
     """What the event loop counts. Bumped from the loop's thread only."""
 
     def __init__(self) -> None:
-        self.counters: dict[str, int] = {}
+        self.counters: Counter[str] = Counter()
         self.latencies: dict[str, Latency] = {}
 
     def count(self, name: str, n: int = 1) -> None:
         """Add `n` to a counter: `<tier or part>_<what>`, with `_bytes` at the end where it counts bytes."""
-        self.counters[name] = self.counters.get(name, 0) + n
+        self.counters[name] += n
 
     def observe(self, operation: str, seconds: float) -> None:
         """Note how long one call of `operation` took."""

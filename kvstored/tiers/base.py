@@ -12,6 +12,8 @@ from typing import Protocol
 
 import msgspec
 
+from kvstored.keys import Namespace
+
 
 class Health(enum.StrEnum):
     """What a tier can do at the moment."""
@@ -121,6 +123,20 @@ class LowerTier(Protocol):
 
     async def delete(self, tenant: str, digest: bytes, hashes: Sequence[bytes]) -> int:
         """Remove index entries; returns how many there were."""
+        ...
+
+    async def list_records(
+        self, digest: bytes | None, cursor: bytes, limit: int
+    ) -> tuple[list[tuple[bytes, bytes, Record]], bytes]:
+        """A page of the index as (digest, hash, record), and the cursor of the next one (empty: no more)."""
+        ...
+
+    async def remember_namespace(self, tenant: str, digest: bytes, encoding: bytes, fields: dict[str, str]) -> None:
+        """Keep a namespace across restarts."""
+        ...
+
+    def namespaces(self) -> list[Namespace]:
+        """Those that were kept."""
         ...
 
     def usage(self) -> Usage:
