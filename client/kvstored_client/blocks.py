@@ -1,0 +1,224 @@
+"""Leased blocks: read where they lie in the daemon's memory.
+
+What `blocks[i]`, `numpy` and `torch` give is a window on shared memory, valid inside the `with`
+block only. At its end memoryviews are released, so that a later use raises ValueError. A numpy
+array or tensor cannot be taken back: afterwards it may show other blocks of the same tenant.
+Copy what must stay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from kvstored_proto.v1 import kvstored_pb2 as pb
+
+from kvstored_client import buffers as memory
+from kvstored_client.connection import Connection
+from kvstored_client.mapping import Mapping, Segments
+from kvstored_client.results import Outcome, outcome
+from kvstored_client.slots import Slots
+
+_NO_SLOTS = Slots(pb.Lease())
+
+
+def copy_plan(slots: Slots, mappings: dict[int, Mapping], targets: memory.Spans) -> list[memory.Run]:
+    """The memmoves that bring blocks to the leading targets. Raises ValueError where buffers are too few or differ."""
+    sizes = slots.sizes_bytes
+    if len(targets.addresses) < len(sizes):
+        raise ValueError(f"{len(targets.addresses)} buffers for {len(sizes)} blocks")
+    if sizes != targets.sizes_bytes[: len(sizes)]:
+        index = next(i for i, size in enumerate(sizes) if size != targets.sizes_bytes[i])
+        raise ValueError(f"block {index} has {sizes[index]} bytes, its buffer {targets.sizes_bytes[index]}")
+    return memory.merge(zip(targets.addresses, slots.addresses(mappings), sizes, strict=False))
+
+
+def map_segments(segments: Segments, slots: Slots) -> dict[int, Mapping]:
+    """The mappings behind `slots`; made now where this is their first use. Raises Unavailable."""
+    return {segment_id: segments.get(segment_id) for segment_id in slots.segment_ids}
+
+
+class Shard:
+    """The blocks of one namespace under one lease."""
+
+    def __init__(self, lease: pb.Lease, slots: Slots, mappings: dict[int, Mapping]) -> None:
+        self.lease_id = lease.lease_id
+        self._slots = slots
+        self._mappings = mappings
+        self._views: list[memoryview] = []
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __getitem__(self, index: int) -> memoryview:
+        """Block `index` as a read-only memoryview."""
+        segment, offset, size = self._slots.place(index)
+        view = self._mappings[segment].view(offset, size)
+        self._views.append(view)
+        return view
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def content_hashes(self) -> list[bytes]:
+        """xxh3-128 of each block's bytes, taken by the daemon when it was put."""
+        return self._slots.content_hashes
+
+    @property
+    def sizes_bytes(self) -> list[int]:
+        """Size of each block."""
+        return list(self._slots.sizes_bytes)
+
+    def numpy(self, index: int, dtype: Any, shape: Sequence[int]) -> Any:
+        """Block `index` as a read-only array, without a copy. Raises ValueError where the shape does not fit."""
+        import numpy as np
+
+        return np.frombuffer(self[index], dtype).reshape(shape)
+
+    def torch(self, index: int, dtype: Any, shape: Sequence[int]) -> Any:
+        """Block `index` as a CPU tensor, without a copy; `dtype` is torch's or its name.
+
+        The memory is read-only although torch cannot know it: an in-place operation on this
+        tensor kills the process. Raises ValueError or RuntimeError where the shape does not fit.
+        """
+        import torch
+
+        segment, offset, size = self._slots.place(index)
+        part = (ctypes.c_ubyte * size).from_buffer(self._mappings[segment].array, offset)
+        kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        return torch.frombuffer(part, dtype=kind).reshape(tuple(shape))
+
+    def plan(self, targets: memory.Spans) -> list[memory.Run]:
+        """The memmoves that bring the blocks to the leading targets."""
+        return copy_plan(self._slots, self._mappings, targets)
+
+    def release(self) -> None:
+        """Take back the memoryviews and let go of the mappings."""
+        for view in self._views:
+            try:
+                view.release()
+            except BufferError:  # exported by something that outlives us: valid memory until it goes
+                pass
+        self._views.clear()
+        self._slots = _NO_SLOTS
+        self._mappings = {}
+
+
+class Blocks:
+    """The leading blocks of a prefix, held until the `with` block ends.
+
+    For one namespace it behaves as its shard: `len`, indexing, `numpy`, `torch`, `copy_into`. For
+    several, `shards` has one per namespace, all of the same length.
+    """
+
+    def __init__(self, connection: Connection | None, shards: list[Shard], ended_by: Outcome) -> None:
+        self.outcome = ended_by  # what ended the run; HIT: nothing, all are held
+        self.shards = shards
+        self._count = len(shards[0]) if shards else 0
+        self._connection = connection
+        self._release = None
+        if connection is not None and shards:
+            self._release = weakref.finalize(self, post_release, connection, [s.lease_id for s in shards])
+            self._release.atexit = False  # the end of the process is the end of the session
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> memoryview:
+        return self._only[index]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return iter(self._only) if self.shards else iter(())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()
+
+    @property
+    def _only(self) -> Shard:
+        if len(self.shards) != 1:
+            raise IndexError("no block is held" if not self.shards else "several namespaces: use blocks.shards")
+        return self.shards[0]
+
+    @property
+    def lease_id(self) -> int:
+        """The daemon's number for this hold; 0 where nothing is held."""
+        return self.shards[0].lease_id if self.shards else 0
+
+    @property
+    def content_hashes(self) -> list[bytes]:
+        """See `Shard.content_hashes`."""
+        return self._only.content_hashes if self.shards else []
+
+    @property
+    def sizes_bytes(self) -> list[int]:
+        """Size of each block."""
+        return self._only.sizes_bytes if self.shards else []
+
+    def numpy(self, index: int, dtype: Any, shape: Sequence[int]) -> Any:
+        """See `Shard.numpy`."""
+        return self._only.numpy(index, dtype, shape)
+
+    def torch(self, index: int, dtype: Any, shape: Sequence[int]) -> Any:
+        """See `Shard.torch`."""
+        return self._only.torch(index, dtype, shape)
+
+    def valid(self) -> bool:
+        """Whether the blocks are still held. Ask after reading: a yes says that what was read is right."""
+        return self._release is not None and self._release.alive and self._held()
+
+    def copy_into(self, buffers: Any, block_bytes: int = 0) -> int:
+        """Copy the blocks of the one namespace into the caller's buffers (see `buffers`), of which there may be more.
+
+        Returns how many leading blocks were delivered: all, or 0 where the hold ended meanwhile.
+        Raises ValueError or TypeError for buffers that do not fit. Blocks while it copies.
+        """
+        if not self.shards:
+            return 0
+        several = isinstance(buffers, (list, tuple, memory.Addresses))
+        count = len(buffers) if several else self._count
+        targets = memory.spans_of(buffers, count, block_bytes or self.sizes_bytes[0], writable=True)
+        memory.copy_runs(self._only.plan(targets))
+        return self._count if self.valid() else 0
+
+    def release(self) -> None:
+        """End the hold now; views of it become invalid. Safe to call twice."""
+        for shard in self.shards:
+            shard.release()
+        self.shards = []
+        if self._release is not None:
+            self._release()
+
+    def hand_over(self) -> list[int]:
+        """Keep the hold for another session of the same group (`Client.attach`), which must release it.
+
+        Returns the lease ids, one per namespace. The blocks cannot be used here any more.
+        """
+        lease_ids = [shard.lease_id for shard in self.shards]
+        if self._release is not None:
+            self._release.detach()
+        self.release()
+        return lease_ids
+
+    def _held(self) -> bool:
+        return self._connection is not None and self._connection.alive()
+
+
+def post_release(connection: Connection, lease_ids: list[int]) -> None:
+    """End leases. Never waits; harmless on a connection that has ended."""
+    connection.post(pb.OPERATION_RELEASE, pb.ReleaseRequest(lease_ids=lease_ids))
+
+
+def blocks_of(connection: Connection, reply: pb.GetReply, slots: list[Slots]) -> Blocks:
+    """What a reply holds. Maps segments where this is their first use; raises Unavailable."""
+    shards = [
+        Shard(lease, each, map_segments(connection.segments, each))
+        for lease, each in zip(reply.leases, slots, strict=True)
+    ]
+    return Blocks(connection, shards, outcome(reply.next))

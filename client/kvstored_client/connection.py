@@ -1,0 +1,327 @@
+"""One connection to the session socket: frames out, frames in, descriptors, pending requests.
+
+Nothing here waits. The socket is non-blocking; whoever waits for a reply (threads in `waiting`,
+the event loop in `aio`) calls `receive` when the socket is readable and `flush` when it is
+writable. One-way messages go out from anywhere, finalizers included, so `post` and `flush` take
+no lock that they would have to wait for.
+"""
+
+from __future__ import annotations
+
+import array
+import itertools
+import os
+import select
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Self
+
+from google.protobuf.message import DecodeError, Message
+from kvstored_proto import frames
+from kvstored_proto.v1 import kvstored_pb2 as pb
+
+from kvstored_client.errors import KVStoredClientError, Refused, Unavailable
+from kvstored_client.mapping import Segments
+from kvstored_client.staging import StagingRing
+
+SOCKET_BUFFER_BYTES: Final = 1 << 20
+RECEIVE_BYTES: Final = 256 << 10
+OUTGOING_BYTES_MAX: Final = 8 << 20  # unsent: a daemon that reads nothing is as good as gone
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(4 * frames.MAX_FDS_PER_FRAME)
+
+Late = Callable[[bytes], None]
+
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+class Ticket:
+    """One request and what became of it."""
+
+    __slots__ = ("body", "done", "error", "late", "request_id", "settled", "wake")
+
+    def __init__(self, request_id: int, late: Late | None, settled: Callable[[], None] | None) -> None:
+        """`late` undoes what a reply gave that nobody waits for any more.
+
+        `settled` is called when the reply comes, early or late, and not where the connection ends first.
+        """
+        self.request_id = request_id
+        self.late = late
+        self.settled = settled
+        self.body = b""
+        self.error: KVStoredClientError | None = None
+        self.done = False
+        self.wake: Callable[[], None] | None = None
+
+    def result(self) -> bytes:
+        """The reply's body; raises what went wrong instead."""
+        if self.error is not None:
+            raise self.error
+        return self.body
+
+
+class Connection:
+    """A session with the daemon; once it has failed it stays so, and a new one takes its place."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.error: KVStoredClientError | None = None
+        self.staging: StagingRing | None = None
+        self.segments = Segments(self._segment_dropped)
+        self.opened = pb.OpenSessionReply()
+        self.namespaces: dict[bytes, pb.OpenNamespaceReply] = {}
+        self.frames_received = 0
+        self.late_replies = 0
+        self.before_close: Callable[[], None] | None = None  # the event loop stops watching
+        self.want_write: Callable[[], None] | None = None  # called when the socket takes no more for now
+        self._sock = sock
+        self._reader = frames.FrameReader()
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._pending: dict[int, Ticket] = {}
+        self._abandoned: set[int] = set()
+        self._ids = itertools.count(1)
+        self._lock = threading.RLock()  # reentrant: a finalizer may fail the connection at any point
+        self._outgoing: deque[memoryview] = deque()
+        self._send_lock = threading.Lock()
+        _connections.add(self)
+
+    @classmethod
+    def dial(cls, path: str) -> Self:
+        """Connect, without waiting. Raises Unavailable where nobody listens or the backlog is full."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
+            sock.connect(path)
+        except OSError as error:
+            sock.close()
+            raise Unavailable(f"connecting to {path}: {error.strerror or error}") from None
+        return cls(sock)
+
+    # ---- state ----
+
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 when it is closed."""
+        return self._sock.fileno()
+
+    def alive(self) -> bool:
+        """Whether the daemon still holds this session, as far as the socket knows this instant.
+
+        The daemon closes it before it reuses anything that this session held: asked after a
+        copy, this tells whether the bytes were the right ones to the end.
+        """
+        fd = self._sock.fileno()
+        if self.error is not None or fd < 0:
+            return False
+        poll = select.poll()  # one of its own: a poll object is not for two threads
+        poll.register(fd, select.POLLRDHUP)
+        if poll.poll(0):
+            self.fail(Unavailable("the daemon closed the connection"))
+        return self.error is None
+
+    @property
+    def unsent(self) -> bool:
+        """Whether frames wait for the socket to take them."""
+        return bool(self._outgoing)
+
+    @property
+    def pending(self) -> int:
+        """Requests without a reply yet, abandoned ones included."""
+        return len(self._pending)
+
+    # ---- sending ----
+
+    def start(
+        self, operation: int, request: Message, late: Late | None = None, settled: Callable[[], None] | None = None
+    ) -> Ticket:
+        """Send a request; see `Ticket` for the callbacks. Raises Unavailable on a connection that has failed."""
+        ticket = Ticket(next(self._ids), late, settled)
+        self._pending[ticket.request_id] = ticket
+        self._enqueue(frames.encode(operation, ticket.request_id, request.SerializeToString()))
+        if self.error is not None:
+            self._pending.pop(ticket.request_id, None)
+            raise self.error
+        return ticket
+
+    def post(self, operation: int, request: Message) -> None:
+        """Send a message that wants no reply. Never waits, never raises."""
+        if self.error is None:
+            self._enqueue(frames.encode(operation, next(self._ids), request.SerializeToString(), frames.ONE_WAY))
+
+    def _enqueue(self, frame: bytes) -> None:
+        self._outgoing.append(memoryview(frame))
+        if not self.flush() and self.want_write is not None:
+            self.want_write()
+
+    def flush(self) -> bool:
+        """Send what the socket takes now. False: some is left, or another thread is sending it."""
+        while self._outgoing:
+            # Whoever holds the lock looks at the queue again after letting go of it, so nothing stays behind.
+            if not self._send_lock.acquire(blocking=False):
+                return False
+            try:
+                if not self._send_some():
+                    return False
+            finally:
+                self._send_lock.release()
+        return True
+
+    def _send_some(self) -> bool:
+        outgoing = self._outgoing
+        try:
+            while outgoing:
+                data = outgoing[0]
+                sent = self._sock.send(data, socket.MSG_NOSIGNAL)
+                if sent == len(data):
+                    outgoing.popleft()
+                else:
+                    outgoing[0] = data[sent:]
+        except BlockingIOError:
+            if sum(map(len, tuple(outgoing))) > OUTGOING_BYTES_MAX:
+                self.fail(Unavailable("the daemon reads nothing"))
+            return False
+        except OSError as error:
+            self.fail(Unavailable(f"sending to the daemon: {error.strerror or error}"))
+            return False
+        return True
+
+    # ---- receiving ----
+
+    def receive(self) -> None:
+        """Take what has arrived. Called by one thread at a time; failures end the connection."""
+        size = len(self._buffer)
+        try:
+            while size == len(self._buffer) and self.error is None:
+                size, ancillary, flags, _ = self._sock.recvmsg_into(
+                    [self._buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                )
+                self._take(size, ancillary, flags)
+        except BlockingIOError:
+            return
+        except (OSError, frames.ProtocolError, DecodeError) as error:
+            self.fail(Unavailable(f"receiving from the daemon: {error}"))
+
+    def _take(self, size: int, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
+        fds = array.array("i")
+        for _level, _kind, data in ancillary:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        arrived = self._reader.feed(self._buffer[:size], fds)
+        if flags & socket.MSG_CTRUNC:
+            raise frames.ProtocolError("descriptors were lost: too many files are open in this process")
+        for frame in arrived:
+            self.frames_received += 1
+            self._dispatch(frame)
+        if not size:
+            self.fail(Unavailable("the daemon closed the connection"))
+
+    def _dispatch(self, frame: frames.Frame) -> None:
+        if frame.flags & frames.REPLY:
+            self._complete(frame)
+        elif frame.operation == pb.OPERATION_SEGMENTS:
+            self._add_segments(frame)
+        elif frame.operation == pb.OPERATION_SEGMENTS_RETIRED:
+            self.segments.retire(pb.SegmentIds.FromString(frame.body).ids)
+        else:  # from a newer daemon
+            for fd in frame.fds:
+                os.close(fd)
+
+    def _add_segments(self, frame: frames.Frame) -> None:
+        message = pb.Segments.FromString(frame.body)
+        if len(message.segments) != len(frame.fds):
+            for fd in frame.fds:
+                os.close(fd)
+            raise frames.ProtocolError(f"{len(message.segments)} segments came with {len(frame.fds)} descriptors")
+        for segment, fd in zip(message.segments, frame.fds, strict=True):
+            if message.staging:
+                self.staging = StagingRing(fd, segment.size_bytes)
+            else:
+                self.segments.add(segment.id, fd, segment.size_bytes)
+
+    def _complete(self, frame: frames.Frame) -> None:
+        with self._lock:
+            ticket = self._pending.pop(frame.request_id, None)
+            if ticket is None:
+                return
+            abandoned = ticket.request_id in self._abandoned
+            self._abandoned.discard(ticket.request_id)
+            if frame.flags & frames.ERROR:
+                error = pb.Error.FromString(frame.body)
+                ticket.error = Refused(error.code, error.message)
+            ticket.body = frame.body
+            ticket.done = True
+        if ticket.settled is not None:
+            ticket.settled()
+        if abandoned:
+            self.late_replies += 1
+            _undo(ticket)
+        elif ticket.wake is not None:
+            ticket.wake()
+
+    def poke(self) -> None:
+        """Take what has arrived, without waiting, where nobody else is about to."""
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Nobody waits for this reply any more: what it gives is undone when it comes."""
+        with self._lock:
+            waiting = not ticket.done
+            if waiting:
+                self._abandoned.add(ticket.request_id)
+        if not waiting:
+            _undo(ticket)
+
+    # ---- the end ----
+
+    def fail(self, error: KVStoredClientError) -> None:
+        """End the connection: every request in flight fails with `error`. Safe to call twice."""
+        with self._lock:
+            if self.error is not None:
+                return
+            self.error = error
+            tickets = [self._pending.pop(i) for i in list(self._pending)]
+            for ticket in tickets:
+                ticket.error, ticket.done = error, True
+        if self.before_close is not None:
+            self.before_close()
+        try:  # wakes threads that wait on the socket; it is closed when none can be using its number
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        for ticket in tickets:
+            if ticket.wake is not None:
+                ticket.wake()
+        self._outgoing.clear()
+
+    def close(self) -> None:
+        """Give back the socket, the descriptors and the memory. Call it only when no thread waits on the socket."""
+        self.fail(Unavailable("the client is closed"))
+        self._sock.close()
+        self._reader.close()
+        self.segments.close()
+        if self.staging is not None:
+            self.staging.close()
+
+    def _segment_dropped(self, segment_id: int) -> None:
+        self.post(pb.OPERATION_SEGMENTS_DROPPED, pb.SegmentIds(ids=[segment_id]))
+
+    def forget(self) -> None:
+        """In a forked child: drop the copy of the socket. The session stays the parent's, undisturbed."""
+        self.error = Unavailable("this process was forked from the client's")
+        self.before_close = self.want_write = None
+        self._sock.close()  # no shutdown: that would reach the parent's
+        self._pending.clear()
+        self._outgoing.clear()
+
+
+def _undo(ticket: Ticket) -> None:
+    late, ticket.late = ticket.late, None
+    if late is not None and ticket.error is None:
+        late(ticket.body)
+
+
+def _forget_all() -> None:
+    for connection in list(_connections):
+        connection.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

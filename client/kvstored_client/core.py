@@ -1,0 +1,199 @@
+"""What the two clients share: settings, the current session, the breaker, the counters."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from kvstored_proto import frames
+from kvstored_proto.v1 import kvstored_pb2 as pb
+
+from kvstored_client.breaker import Breaker
+from kvstored_client.connection import Connection
+from kvstored_client.effects import Verb, call
+from kvstored_client.errors import KVStoredClientError, Refused, Unavailable
+from kvstored_client.results import ClientStats
+
+DEFAULT_ADDRESS: Final = "unix:/run/kvstored/session.sock"
+ADDRESS_VARIABLE: Final = "KVSTORED_ADDRESS"
+VERSION: Final = "0.1.0"
+PROBE_TIMEOUT_S: Final = 0.25  # a daemon that did not answer last time gets no more than this
+TIMEOUTS_IN_A_ROW_MAX: Final = 3  # then the session is given up, and with it all that it held
+WARN_EVERY_S: Final = 60.0
+_NOT_FOUND: Final = 5
+
+_log = logging.getLogger("kvstored_client")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to reach the daemon and how long to wait for it."""
+
+    path: str
+    token: str
+    name: str
+    staging_bytes: int
+    timeout_s: float
+    connect_timeout_s: float
+    create_group: bool
+    join_group: bytes
+
+
+def socket_path(address: str | None) -> str:
+    """The path in `unix:PATH`; None: from KVSTORED_ADDRESS, or the default. Raises ValueError for another scheme."""
+    wanted = address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
+    scheme, _, path = wanted.partition(":")
+    if scheme != "unix" or not path:
+        raise ValueError(f"address {wanted!r}: it must be unix:PATH, the daemon's session socket")
+    return path
+
+
+class Core:
+    """State of one client; the drivers add the waiting."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.breaker = Breaker()
+        self.stats = ClientStats()
+        self.connection: Connection | None = None
+        self.group_id = b""
+        self.boot_id = 0
+        self.closed = False
+        self._pid = os.getpid()
+        self._frames_at_timeout = -1
+        self._warn_again_at_s = 0.0
+
+    def check_process(self) -> None:
+        """Raises RuntimeError in a process that was forked from the one that made the client, or after close."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this kvstored client was made before a fork and belongs to the parent process: make a new one here"
+            )
+        if self.closed:
+            raise RuntimeError("this kvstored client is closed")
+
+    def is_connected(self) -> bool:
+        """Whether a session is open at this moment."""
+        return self.connection is not None and not self.forked and self.connection.alive()
+
+    def snapshot(self) -> ClientStats:
+        """The counters now."""
+        late = self.connection.late_replies if self.connection is not None else 0
+        return dataclasses.replace(self.stats, late_replies=self.stats.late_replies + late)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is another process than the one that made the client."""
+        return os.getpid() != self._pid
+
+    def current(self) -> Connection | None:
+        """The session, where it is usable now. Raises Unavailable while the breaker says to wait."""
+        connection = self.connection
+        if connection is None or not connection.alive():
+            if self.breaker.waiting:
+                raise Unavailable("the daemon could not be reached lately")
+            return None
+        if self.breaker.failures:
+            connection.poke()
+            if connection.frames_received != self._frames_at_timeout:
+                self.answered()  # it was only late
+            elif not self.breaker.allow():
+                raise Unavailable("the daemon did not answer lately")
+        return connection
+
+    def timeout_s(self, wait_s: float = 0.0) -> float:
+        """How long to wait for an answer that may itself wait `wait_s` in the daemon."""
+        limit_s = self.settings.timeout_s
+        return wait_s + (min(limit_s, PROBE_TIMEOUT_S) if self.breaker.failures else limit_s)
+
+    # ---- what the drivers report ----
+
+    def answered(self) -> None:
+        """The daemon answered."""
+        if self.breaker.failures:
+            self.breaker.success()
+            self._frames_at_timeout = -1
+
+    def timed_out(self, connection: Connection) -> None:
+        """It did not, in time. After a few in a row the session is given up."""
+        self.stats.timeouts += 1
+        self._frames_at_timeout = connection.frames_received
+        self.breaker.failure()
+        if self.breaker.failures >= TIMEOUTS_IN_A_ROW_MAX:
+            connection.fail(Unavailable("the daemon did not answer several calls in a row"))
+
+    def connect_failed(self, error: KVStoredClientError) -> None:
+        """No session came about."""
+        if self.breaker.closed:
+            _log.warning("kvstored is not available, going on without it: %s", error)
+        self._frames_at_timeout = -1
+        self.breaker.failure()
+
+    def dropped(self) -> None:
+        """The session is over; what it held is gone."""
+        if self.connection is not None:
+            self.stats.late_replies += self.connection.late_replies
+            self.connection = None
+
+    def connected(self, connection: Connection) -> None:
+        """A new session is open."""
+        self.stats.connects += 1
+        if self.boot_id:
+            self.stats.reconnects += 1
+        if not self.breaker.closed:
+            _log.warning("kvstored is available again")
+        self.connection = connection
+        self.boot_id = connection.opened.boot_id
+        self.group_id = connection.opened.group_id
+        self._frames_at_timeout = -1
+        self.breaker.success()
+
+    def failed_open(self, error: KVStoredClientError) -> None:
+        """A data verb answers a miss because of `error`."""
+        if isinstance(error, Refused):
+            self.stats.refused += 1
+            self._warn("kvstored refused a call, which counts as a miss: %s", error)
+        else:
+            self.stats.misses_unavailable += 1
+
+    def _warn(self, text: str, error: Exception) -> None:
+        """Say it once a minute: an engine makes thousands of calls a second."""
+        now = time.monotonic()
+        if now >= self._warn_again_at_s:
+            self._warn_again_at_s = now + WARN_EVERY_S
+            _log.warning(text, error)
+
+    # ---- opening a session ----
+
+    def open_session(self, connection: Connection) -> Verb[None]:
+        """The handshake. Raises KVStoredClientError."""
+        join = self.group_id if self.settings.create_group else self.settings.join_group
+        try:
+            yield from self._handshake(connection, join)
+        except Refused as refusal:
+            if not join or refusal.code != _NOT_FOUND:
+                raise
+            # The group went with the daemon's last life: a session of one's own still serves.
+            yield from self._handshake(connection, b"")
+
+    def _handshake(self, connection: Connection, join_group: bytes) -> Verb[None]:
+        settings = self.settings
+        request = pb.OpenSessionRequest(
+            protocol_min=frames.PROTOCOL_MIN,
+            protocol_max=frames.PROTOCOL_MAX,
+            client_name=settings.name or f"python-{os.getpid()}",
+            client_version=VERSION,
+            token=settings.token,
+            staging_bytes=settings.staging_bytes,
+            create_group=settings.create_group and not join_group,
+            join_group=join_group,
+        )
+        limit_s = settings.connect_timeout_s
+        opened = yield from call(connection, pb.OPERATION_OPEN_SESSION, request, pb.OpenSessionReply, limit_s)
+        if not frames.PROTOCOL_MIN <= opened.protocol <= frames.PROTOCOL_MAX:
+            raise Unavailable(f"the daemon speaks protocol {opened.protocol}, which this client does not know")
+        connection.opened = opened

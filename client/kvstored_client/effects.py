@@ -1,0 +1,76 @@
+"""What a verb asks of whoever runs it: the only places where it may have to wait.
+
+Each verb is a generator that yields these and gets their answers; `client` runs it in threads,
+`aio` in an event loop. Failures arrive in the generator as KVStoredClientError. A generator may be
+closed at any yield, so its `finally` blocks post one-way messages and yield nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from kvstored_client.connection import Connection, Late, Ticket
+from kvstored_client.errors import Unavailable
+
+R = TypeVar("R", bound=Message)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """A live session. Answered with a Connection; raises Unavailable at once while the breaker is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The reply of a request that was started. Answered with the reply's body."""
+
+    connection: Connection
+    ticket: Ticket
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Something that moves `size_bytes` or maps as many: not for an event loop's thread when large."""
+
+    action: Callable[[], Any]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """A pause, in seconds."""
+
+    seconds: float
+
+
+Effect = Connect | Finish | Work | Sleep
+Verb = Generator[Effect, Any, T]
+CONNECT = Connect()
+
+
+def finish(connection: Connection, ticket: Ticket, reply_type: type[R], timeout_s: float) -> Verb[R]:
+    """Wait for a reply and parse it."""
+    body = yield Finish(connection, ticket, timeout_s)
+    try:
+        return reply_type.FromString(body)
+    except DecodeError:
+        raise Unavailable(f"the daemon's answer is not a {reply_type.DESCRIPTOR.name}") from None
+
+
+def call(
+    connection: Connection,
+    operation: int,
+    request: Message,
+    reply_type: type[R],
+    timeout_s: float,
+    late: Late | None = None,
+) -> Verb[R]:
+    """Ask and wait. `late` undoes what the reply gives where it comes after the wait has ended."""
+    ticket = connection.start(operation, request, late)
+    return (yield from finish(connection, ticket, reply_type, timeout_s))

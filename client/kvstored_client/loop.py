@@ -1,0 +1,213 @@
+"""Runs verbs in an event loop: replies resolve futures, large copies run in threads.
+
+The socket is watched with `add_reader` and `add_writer`, with no asyncio transport, which
+would swallow the descriptors that come beside the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from typing import Any, Final, TypeVar
+
+from kvstored_client.connection import Connection, Ticket
+from kvstored_client.core import Core
+from kvstored_client.effects import Connect, Effect, Finish, Verb, Work
+from kvstored_client.errors import KVStoredClientError, Timeout, Unavailable
+
+T = TypeVar("T")
+INLINE_WORK_BYTES: Final = 128 << 10  # less is done faster than a thread is woken
+
+
+class LoopConnection(Connection):
+    """A connection that an event loop watches."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        self._watched_fd = sock.fileno()
+        self._loop.add_reader(self._watched_fd, self.receive)
+        self.want_write = self._watch_writable
+        self.before_close = self._unwatch
+
+    async def result(self, ticket: Ticket, timeout_s: float) -> bytes:
+        """The reply's body. Raises Timeout, or what ended the request."""
+        if not ticket.done:
+            arrived = self._loop.create_future()
+            ticket.wake = lambda: self._arrive(arrived)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await arrived
+            except TimeoutError:
+                raise Timeout(f"no answer within {timeout_s:g} s") from None
+            finally:
+                ticket.wake = None
+        return ticket.result()
+
+    def _arrive(self, arrived: asyncio.Future[None]) -> None:
+        if threading.get_ident() == self._thread_id:
+            _resolve(arrived)
+        else:  # a finalizer in another thread found the connection dead
+            self._soon(_resolve, arrived)
+
+    def _watch_writable(self) -> None:
+        """The socket is full; maybe called by a finalizer in another thread."""
+        self._soon(self._add_writer)
+
+    def _add_writer(self) -> None:
+        if self.error is None and self.unsent:
+            self._loop.add_writer(self._watched_fd, self._on_writable)
+
+    def _on_writable(self) -> None:
+        if self.flush():
+            self._loop.remove_writer(self._watched_fd)
+
+    def _unwatch(self) -> None:
+        self.want_write = self.before_close = None
+        if threading.get_ident() == self._thread_id:
+            self._stop_watching()
+        else:
+            self._soon(self._stop_watching)
+
+    def _stop_watching(self) -> None:
+        if not self._loop.is_closed() and self.fileno() == self._watched_fd:
+            self._loop.remove_reader(self._watched_fd)
+            self._loop.remove_writer(self._watched_fd)
+
+    def _soon(self, callback: Any, *args: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, *args)
+
+
+def _resolve(arrived: asyncio.Future[None]) -> None:
+    if not arrived.done():
+        arrived.set_result(None)
+
+
+class LoopDriver:
+    """The asyncio way to run a verb. For one event loop."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._connecting = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def data(self, verb: Verb[T], otherwise: T) -> T:
+        """Run a data verb; `otherwise` where the daemon is absent, late or refuses."""
+        try:
+            return await self.run(verb)
+        except KVStoredClientError as error:
+            self.core.failed_open(error)
+            return otherwise
+
+    async def run(self, verb: Verb[T]) -> T:
+        """Run a verb. Raises KVStoredClientError, and RuntimeError after a fork, a close or in another loop."""
+        self.core.check_process()
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None:
+                raise RuntimeError("this kvstored client belongs to another event loop: make one per loop")
+            self._loop = loop
+        self.core.stats.calls += 1
+        return await self._drive(verb)
+
+    async def connect(self) -> LoopConnection:
+        """Open a session, one task for all. Raises KVStoredClientError."""
+        core = self.core
+        if not core.breaker.closed and self._connecting.locked():
+            raise Unavailable("another task is trying to connect")
+        async with self._connecting:
+            if isinstance(core.connection, LoopConnection) and core.connection.alive():
+                return core.connection  # another task was faster
+            if not core.breaker.allow():
+                raise Unavailable("the daemon could not be reached lately")
+            self._drop()
+            return await self._open()
+
+    def close(self) -> None:
+        """End the session. In a forked child it is the parent's, and goes on."""
+        if self.core.closed:
+            return
+        self.core.closed = True
+        if not self.core.forked:
+            self._drop()
+
+    async def _open(self) -> LoopConnection:
+        connection: LoopConnection | None = None
+        try:
+            connection = LoopConnection.dial(self.core.settings.path)
+            await self._drive(self.core.open_session(connection))
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, KVStoredClientError):
+                self.core.connect_failed(error)
+            raise
+        self.core.connected(connection)
+        return connection
+
+    def _drop(self) -> None:
+        connection = self.core.connection
+        self.core.dropped()
+        if connection is not None:
+            connection.close()
+
+    async def _drive(self, verb: Verb[T]) -> T:
+        try:
+            effect = next(verb)
+            while True:
+                try:
+                    answer = await self._perform(effect)
+                except KVStoredClientError as error:
+                    effect = verb.throw(error)
+                else:
+                    effect = verb.send(answer)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        finally:
+            verb.close()  # cancelled: what the verb holds is given back, and no copy of it runs any more
+
+    async def _perform(self, effect: Effect) -> Any:
+        if isinstance(effect, Finish):
+            return await self._finish(effect)
+        if isinstance(effect, Work):
+            if effect.size_bytes <= INLINE_WORK_BYTES:
+                return effect.action()
+            return await _in_thread(effect)
+        if isinstance(effect, Connect):
+            return self.core.current() or await self.connect()
+        return await asyncio.sleep(effect.seconds)
+
+    async def _finish(self, effect: Finish) -> bytes:
+        connection = effect.connection
+        assert isinstance(connection, LoopConnection)
+        try:
+            body = await connection.result(effect.ticket, effect.timeout_s)
+        except Timeout:
+            connection.abandon(effect.ticket)
+            self.core.timed_out(connection)
+            raise
+        except BaseException:
+            connection.abandon(effect.ticket)
+            raise
+        self.core.answered()
+        return body
+
+
+async def _in_thread(work: Work) -> Any:
+    """Run it in a thread and, cancelled or not, come back only when it has ended: it uses what the verb holds."""
+    running = asyncio.get_running_loop().run_in_executor(None, work.action)
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except Exception:
+            break  # its own: raised by `result` below
+    if cancelled is not None:
+        running.exception()  # retrieved, so that nobody complains
+        raise cancelled
+    return running.result()

@@ -1,0 +1,107 @@
+"""Waiting for replies in threads: leader and followers.
+
+The thread that waits first reads the socket, for all of them. It wakes the others as their
+replies come, and when it has its own it hands the lead on. There is no reader thread, since
+two thread switches cost more than a call.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from typing import Final
+
+from kvstored_client.connection import Connection, Ticket
+from kvstored_client.errors import Timeout, Unavailable
+
+_POLL_MS_MAX: Final = 60_000
+_SEND_POLL_MS: Final = 20
+
+
+class ThreadedConnection(Connection):
+    """A connection on which any number of threads wait."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._lead = threading.Lock()
+        self._followers: dict[int, threading.Event] = {}  # by request id
+
+    def result(self, ticket: Ticket, timeout_s: float) -> bytes:
+        """The reply's body. Raises Timeout, or what ended the request."""
+        if not ticket.done:
+            self._wait(ticket, time.monotonic() + timeout_s, timeout_s)
+        return ticket.result()
+
+    def poke(self) -> None:
+        """Take what has arrived, without waiting."""
+        if self._lead.acquire(blocking=False):
+            try:
+                self.receive()
+            finally:
+                self._hand_on()
+
+    def close(self) -> None:
+        """End the connection, and close it when no thread waits on its socket any more."""
+        self.fail(Unavailable("the client is closed"))
+        with self._lead:
+            super().close()
+
+    def _wait(self, ticket: Ticket, deadline_s: float, timeout_s: float) -> None:
+        while not ticket.done:
+            if self._lead.acquire(blocking=False):
+                try:
+                    self._read_until(ticket, deadline_s)
+                finally:
+                    self._hand_on()
+            else:
+                self._follow(ticket, deadline_s)
+            if not ticket.done and time.monotonic() >= deadline_s:
+                raise Timeout(f"no answer within {timeout_s:g} s")
+
+    def _read_until(self, ticket: Ticket, deadline_s: float) -> None:
+        while not ticket.done:
+            left_ms = min((deadline_s - time.monotonic()) * 1000.0, _POLL_MS_MAX)
+            if left_ms <= 0.0:
+                return
+            if self.unsent:
+                self.flush()
+            poll = select.poll()
+            poll.register(self.fileno(), select.POLLIN | (select.POLLOUT if self.unsent else 0))
+            poll.poll(left_ms)
+            self.receive()
+
+    def _follow(self, ticket: Ticket, deadline_s: float) -> None:
+        """Sleep until the reply is here, or the lead is free."""
+        woken = threading.Event()
+        ticket.wake = woken.set
+        self._followers[ticket.request_id] = woken
+        try:
+            # In this order: a leader that leaves after this sees the new follower and wakes it.
+            if ticket.done or not self._lead.locked():
+                return
+            self._send_as_follower(ticket, deadline_s)
+            woken.wait(max(0.0, deadline_s - time.monotonic()))
+        finally:
+            self._followers.pop(ticket.request_id, None)
+            ticket.wake = None
+            if not self._lead.locked():
+                self._wake_one()
+
+    def _send_as_follower(self, ticket: Ticket, deadline_s: float) -> None:
+        """Send what is left: the leader may sleep on, unaware that the socket was full."""
+        while self.unsent and not ticket.done and self._lead.locked() and time.monotonic() < deadline_s:
+            poll = select.poll()
+            poll.register(self.fileno(), select.POLLOUT)
+            poll.poll(_SEND_POLL_MS)
+            self.flush()
+
+    def _hand_on(self) -> None:
+        self._lead.release()
+        self._wake_one()
+
+    def _wake_one(self) -> None:
+        for woken in list(self._followers.values()):
+            woken.set()
+            return
