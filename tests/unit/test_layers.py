@@ -136,13 +136,15 @@ def functions(tree):
 
 
 def undocumented(name, tree):
-    """Public modules, classes, functions and methods without a docstring."""
+    """Public modules, classes, functions and methods without a docstring; names of tests say it all."""
     if not ast.get_docstring(tree):
         yield name
     todo = [(name, node) for node in tree.body]
     while todo:
         outer, node = todo.pop()
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith(
+            ("_", "test_")
+        ):
             overload = any(
                 ast.unparse(decorator).endswith(("overload", ".setter")) for decorator in node.decorator_list
             )
