@@ -27,7 +27,7 @@ class Task:
     """What every client of a round does."""
 
     address: str
-    spec: NamespaceSpec
+    spec: bytes  # a serialized NamespaceSpec: messages do not pickle
     hashes: Sequence[bytes]
     block_bytes: int
     fill_seed: int
@@ -73,7 +73,7 @@ def _client(task: Task, barrier: Barrier, queue: Any) -> None:
     source.fill(seed=task.fill_seed)
     destination = Pool(len(task.hashes), task.block_bytes, seed=2)
     with Client(task.address, name="bench.clients") as client:
-        namespace = client.namespace(task.spec)
+        namespace = client.namespace(NamespaceSpec.FromString(task.spec))
         client.get_into(namespace, task.hashes, destination.views)  # maps the segments
         rounds = []
         for _ in range(task.repeats):

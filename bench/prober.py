@@ -25,7 +25,9 @@ class Prober:
     def __init__(self, address: str, spec: NamespaceSpec, hashes: Sequence[bytes]) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_probe, args=(address, spec, list(hashes), theirs), daemon=True)
+        self._process = context.Process(
+            target=_probe, args=(address, spec.SerializeToString(), list(hashes), theirs), daemon=True
+        )
         self._process.start()
         theirs.close()
         self._receive()  # connected and warm
@@ -62,9 +64,9 @@ class Prober:
         self._pipe.close()
 
 
-def _probe(address: str, spec: NamespaceSpec, hashes: list[bytes], pipe: Connection) -> None:
+def _probe(address: str, spec: bytes, hashes: list[bytes], pipe: Connection) -> None:
     with Client(address, name="bench.prober", timeout_s=10.0) as client:
-        namespace = client.namespace(spec)
+        namespace = client.namespace(NamespaceSpec.FromString(spec))
         for _ in range(50):
             found = client.lookup(namespace, hashes).dram_blocks
             assert found == len(hashes), f"{found} of {len(hashes)} probe blocks are resident"

@@ -184,7 +184,7 @@ class TransferBench:
     def _clients(self, cell: Cell, clients: int) -> Values:
         task = Task(
             address=self._daemon.address,
-            spec=NamespaceSpec(model="bench.transfer", extra=str(cell.block_bytes)),
+            spec=NamespaceSpec(model="bench.transfer", extra=str(cell.block_bytes)).SerializeToString(),
             hashes=cell.hashes[: len(cell.hashes) // 2],
             block_bytes=cell.block_bytes,
             fill_seed=cell.block_bytes,
