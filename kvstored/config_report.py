@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 from rich.console import Console
@@ -25,9 +24,8 @@ def as_json(loaded: LoadedConfig) -> str:
 def as_table(loaded: LoadedConfig) -> Table:
     """Key, value and origin, one row a setting."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("setting", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("from", overflow="fold")
+    for column in ("setting", "value", "from"):
+        table.add_column(column, no_wrap=True)
     for key, value in flatten(loaded.config):
         shown = json.dumps(_plain(value)) if isinstance(value, list | bool) else _text(value)
         table.add_row(key, shown, loaded.origins[key])
@@ -39,9 +37,8 @@ def print_report(loaded: LoadedConfig, output: str) -> None:
     if output == "json":
         print(as_json(loaded))
     else:
-        # Away from a terminal a line is a record: it is neither folded nor cut.
-        width = None if sys.stdout.isatty() else _LINE_COLUMNS_MAX
-        Console(markup=False, highlight=False, width=width).print(as_table(loaded))
+        # A line is a record: it is neither folded nor cut.
+        Console(markup=False, highlight=False, width=_LINE_COLUMNS_MAX).print(as_table(loaded))
 
 
 def _text(value: object) -> str:

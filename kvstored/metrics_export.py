@@ -40,13 +40,9 @@ _TENANT_COUNTERS: Final = {
     "blocks_hit": "Blocks of these that were there.",
     "blocks_put": "Blocks the tenant stored.",
 }
-_SESSION_GAUGES: Final = {
-    "leases": "Leases held by sessions.",
-    "reservations": "Reservations held by sessions.",
-    "leased_bytes": "DRAM held in place by leases.",
-    "staging_bytes": "Staging rings of sessions.",
-}
-_GAUGE_ENDINGS: Final = ("_queued", "_inflight")  # counters of a status that go down again
+# Counters of a status that go down again.
+_GAUGE_STARTS: Final = "held_"
+_GAUGE_ENDINGS: Final = ("_queued", "_inflight", "_idle")
 
 
 class DaemonCollector(Collector):
@@ -95,7 +91,7 @@ def _latencies(latencies: dict[str, Latency]) -> Metric:
 
 def _counters(counters: dict[str, int]) -> Iterator[Metric]:
     for name, value in sorted(counters.items()):
-        if name.endswith(_GAUGE_ENDINGS):
+        if name.startswith(_GAUGE_STARTS) or name.endswith(_GAUGE_ENDINGS):
             yield GaugeMetricFamily(f"kvstored_{name}", f"Now {name.replace('_', ' ')}.", value)
         else:
             yield CounterMetricFamily(f"kvstored_{name}", f"Count of {name.replace('_', ' ')}.", value)
@@ -142,5 +138,3 @@ def _sessions(sessions: Iterable[SessionStatus]) -> Iterator[Metric]:
     for transport in ("session", "grpc"):
         family.add_metric([transport], by_transport[transport])
     yield family
-    for field, text in _SESSION_GAUGES.items():
-        yield GaugeMetricFamily(f"kvstored_session_{field}", text, sum(getattr(s, field) for s in sessions))

@@ -75,6 +75,11 @@ class Client:
         return self._core.is_connected()
 
     @property
+    def connect_error(self) -> KVStoredClientError | None:
+        """Why the last attempt to open a session failed; None after one that did not."""
+        return self._core.connect_error
+
+    @property
     def stats(self) -> ClientStats:
         """Counts since the start."""
         return self._core.snapshot()

@@ -60,6 +60,7 @@ class Core:
         self.breaker = Breaker()
         self.stats = ClientStats()
         self.connection: Connection | None = None
+        self.connect_error: KVStoredClientError | None = None
         self.group_id = b""
         self.boot_id = 0
         self.closed = False
@@ -128,6 +129,7 @@ class Core:
 
     def connect_failed(self, error: KVStoredClientError) -> None:
         """No session came about."""
+        self.connect_error = error
         if self.breaker.closed:
             _log.warning("kvstored is not available, going on without it: %s", error)
         self._frames_at_timeout = -1
@@ -147,6 +149,7 @@ class Core:
         if not self.breaker.closed:
             _log.warning("kvstored is available again")
         self.connection = connection
+        self.connect_error = None
         self.boot_id = connection.opened.boot_id
         self.group_id = connection.opened.group_id
         self._frames_at_timeout = -1

@@ -1,0 +1,130 @@
+"""`kvstorectl put` and `kvstorectl get`: one file as one block, for trying things out and for rescue."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from kvstored_client import Client, Namespace
+from kvstored_client.ctl.connection import Exit, Failure, connected, options_of
+from kvstored_client.ctl.keys import parse_digest, parse_hash, parse_spec
+from kvstored_client.ctl.namespaces import spec_of
+from kvstored_client.ctl.output import print_json, size
+from kvstored_client.ctl.status import read_status
+
+BLOCK_BYTES_MAX: Final = 16 << 20
+_STAGING_ALIGN_BYTES: Final = 4096
+
+NamespaceOption = Annotated[
+    str | None, typer.Option("--namespace", "-n", metavar="DIGEST", help="The namespace, as `namespaces` lists it.")
+]
+FieldOption = Annotated[
+    list[str] | None,
+    typer.Option("--field", "-f", metavar="FIELD=VALUE", help="Or its fields, as in model=llama; may be repeated."),
+]
+SourceArgument = Annotated[Path, typer.Argument(metavar="FILE", help="At most 16 MiB; `-` is standard input.")]
+TargetArgument = Annotated[Path, typer.Argument(metavar="FILE", help="`-` is standard output.")]
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="Block hash in hex.")]
+NewKeyArgument = Annotated[
+    str | None, typer.Argument(metavar="[KEY]", help="Block hash in hex; default: SHA-256 of the file.")
+]
+
+
+def put(
+    context: typer.Context,
+    file: SourceArgument,
+    key: NewKeyArgument = None,
+    namespace: NamespaceOption = None,
+    field: FieldOption = None,
+) -> None:
+    """Store a file as one block and print its key."""
+    options = options_of(context)
+    data = _read(file)
+    block = parse_hash(key) if key else hashlib.sha256(data).digest()
+    staging_bytes = -(-len(data) // _STAGING_ALIGN_BYTES) * _STAGING_ALIGN_BYTES
+    with connected(options, f"putting {file}", staging_bytes=staging_bytes) as client:
+        handle = _open(client, namespace, field)
+        result = client.put(handle, [block], [data], wait_s=options.timeout_s)
+        document = {"namespace": handle.digest.hex(), "key": block.hex(), "size_bytes": len(data)}
+    if not result.stored + result.existing:
+        raise Failure(f"putting {file}: not stored: {result.outcomes[0].name}")
+    verdict = "stored" if result.stored else "stored before"
+    if options.output == "json":
+        print_json(document | {"stored": bool(result.stored)})
+    else:
+        print(f"{verdict}: {document['namespace']}:{document['key']} ({size(len(data))})")
+
+
+def get(
+    context: typer.Context,
+    key: KeyArgument,
+    file: TargetArgument,
+    namespace: NamespaceOption = None,
+    field: FieldOption = None,
+) -> None:
+    """Write one block to a file; exit 1 where it is not stored."""
+    options = options_of(context)
+    block = parse_hash(key)
+    with connected(options, f"getting {key}") as client:
+        handle = _open(client, namespace, field)
+        with client.get(handle, [block], wait_s=options.timeout_s) as blocks:
+            if not len(blocks):
+                raise Failure(f"getting {key}: not stored here; `kvstorectl explain {key}` says why")
+            data = bytes(blocks[0])
+    _write(file, data)
+    if options.output == "json":
+        print_json({"key": key, "size_bytes": len(data), "file": str(file)})
+    elif str(file) != "-":
+        print(f"{file}: {size(len(data))}")
+
+
+def _open(client: Client, namespace: str | None, field: list[str] | None) -> Namespace:
+    """The namespace named by exactly one of its digest and its fields."""
+    if bool(namespace) == bool(field):
+        raise Failure("name the namespace: either --namespace DIGEST or --field FIELD=VALUE ...", Exit.USAGE)
+    read_status(client)  # the verbs fail open: without this an absent daemon would read as "not stored"
+    wanted = parse_digest(namespace) if namespace else b""
+    handle = client.namespace(spec_of(client, wanted) if wanted else parse_spec(field or ()))
+    if wanted and handle.digest and handle.digest != wanted:
+        raise Failure(f"namespace {namespace} belongs to another tenant: use that tenant's token")
+    return handle
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if str(path) == "-":
+            data = sys.stdin.buffer.read(BLOCK_BYTES_MAX + 1)
+        else:
+            with path.open("rb") as source:
+                data = source.read(BLOCK_BYTES_MAX + 1)
+    except OSError as error:
+        raise Failure(f"reading {path}: {error.strerror}") from error
+    if not 0 < len(data) <= BLOCK_BYTES_MAX:
+        held = "is empty" if not data else f"is larger than {size(BLOCK_BYTES_MAX)}"
+        raise Failure(f"putting {path}: it {held}; a block has 1 byte to {size(BLOCK_BYTES_MAX)}", Exit.USAGE)
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All of the file or nothing: written beside it, then renamed."""
+    if str(path) == "-":
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise Failure(f"writing {path}: {error.strerror}") from error
+    try:
+        with os.fdopen(descriptor, "wb") as target:
+            target.write(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        os.unlink(temporary)
+        raise Failure(f"writing {path}: {error.strerror}") from error
