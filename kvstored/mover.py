@@ -94,14 +94,15 @@ class Mover:
                 await self._demote(entries, evict=True)
                 if not self.takes_blocks():
                     break
-            self._demands.clear()
 
     def _plan(self) -> list[Entry]:
         """The next blocks to write, coldest first and held; drops clean ones on the way."""
-        if self._demands:
+        while self._demands:
             (tenant, size), count = self._demands.popitem()
             dirty, freed = self._coldest(self._catalog.order(tenant, size), count * size)
-            return dirty if dirty or freed else self._stale(tenant, size)
+            entries = dirty if dirty or freed else self._stale(tenant, size)
+            if entries:
+                return entries
         usage = self._dram.usage()
         occupied = usage.used_bytes + usage.dead_bytes
         wanted = self._watermarks.to_move_bytes(occupied, usage.capacity_bytes, self._active)
@@ -158,8 +159,9 @@ class Mover:
                 done.update(id(entry) for entry, ok in zip(chunk, results, strict=True) if ok)
         finally:
             self.moving_blocks -= len(entries)
+            deleted = [entry for entry in entries if entry.state == DEAD and id(entry) in done]
             self._finish(entries, done, evict=evict)
-        await self._delete_dead(entry for entry in entries if entry.state == DEAD and id(entry) in done)
+        await self._delete(deleted)
         return len(done)
 
     def _as_store(self, entry: Entry) -> Store:
@@ -185,8 +187,8 @@ class Mover:
             self._blocked_until_s = self._clock.monotonic() + BACK_OFF_S
         self._signal()
 
-    async def _delete_dead(self, entries: Iterable[Entry]) -> None:
-        """A block deleted while it was being written must not come back from below."""
+    async def _delete(self, entries: Iterable[Entry]) -> None:
+        """Blocks that were deleted while they were being written must not come back from below."""
         for entry in entries:
             space = entry.pool.space
             if entry.hash not in space.entries:

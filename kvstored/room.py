@@ -47,17 +47,26 @@ class Room:
     def take(self, tenant: str, size_bytes: int, count: int) -> list[int]:
         """Up to `count` slots for blocks of this size, evicting what is colder."""
         size = slot_bytes(size_bytes)
-        slots = self._allocate(tenant, size, count)
+        slots: list[int] = []
         while len(slots) < count:
-            if not (self._reclaim(tenant, size) or self._evict_coldest(tenant, size, count - len(slots))):
+            wanted = count - len(slots)
+            allowed = self._allowed(tenant, size, wanted)
+            taken = self._dram.allocate(tenant, size, allowed) if allowed else []
+            slots += taken
+            if not taken and not self._make(tenant, size, wanted, at_limit=not allowed):
                 break
-            slots += self._allocate(tenant, size, count - len(slots))
         return slots
 
-    def _allocate(self, tenant: str, size: int, count: int) -> list[int]:
+    def _allowed(self, tenant: str, size: int, count: int) -> int:
         used_bytes, _ = self._dram.tenant_usage().get(tenant, (0, 0))
-        allowed = self._quotas.get(tenant, UNLIMITED).room(used_bytes, size * count) // size
-        return self._dram.allocate(tenant, size, allowed) if allowed else []
+        return self._quotas.get(tenant, UNLIMITED).room(used_bytes, size * count) // size
+
+    def _make(self, tenant: str, size: int, count: int, *, at_limit: bool) -> bool:
+        """Evict for new blocks: at its limit a tenant pays with its own."""
+        if not at_limit:
+            return self._reclaim(tenant, size) or self._evict_coldest(tenant, size, count) > 0
+        sizes = [size, *(other for owner, other in self._catalog.orders if owner == tenant and other != size)]
+        return any(self._evict_coldest(tenant, one, -(-count * size // one)) for one in sizes)
 
     def could_ever_fit(self, tenant: str, size_bytes: int) -> bool:
         """Whether the tier, emptied, has a slot of this size for the tenant."""
