@@ -12,14 +12,15 @@ from pathlib import Path
 
 from bench.common import MIB, Figure, emit, parser, progress, run
 from kvstored.testing.daemon_process import DaemonProcess, status
-from tests.churn_audit import audit, descriptors
+from tests.churn_audit import audit, descriptors_at_rest
 from tests.churn_client import Counts, run_client
 
 CLIENTS = 4
 MEAN_LIFE_S = 3.0  # of one client process, its start included
+SEGMENTS = 16
 SETTINGS = {
     "dram.capacity_bytes": str(128 * MIB),
-    "dram.segment_bytes": str(8 * MIB),
+    "dram.segment_bytes": str(128 * MIB // SEGMENTS),
     "nvme.capacity_bytes": str(512 * MIB),
     "nvme.extent_bytes": str(32 * MIB),
 }
@@ -99,11 +100,11 @@ class Churn:
 def churn(seconds, seed, directory=None):
     """Run it; returns all figures."""
     with DaemonProcess(SETTINGS, nvme=True, parent_directory=directory) as daemon:
-        before = descriptors(daemon)
+        before = descriptors_at_rest(daemon)
         clients = Churn(daemon, seed)
         started = time.monotonic()
         clients.run(seconds)
-        leaks, extra = audit(daemon, before)
+        leaks, extra = audit(daemon, before, SEGMENTS)
         if extra:
             progress(f"descriptors left: {dict(extra)}")
         counters = moved(daemon)

@@ -67,7 +67,7 @@ class ChurnClient:
 
     def pick(self):
         """A leading part of a chain, popular chains more often: space, block size, numbers, hashes."""
-        chain = min(int(self.rng.paretovariate(0.6)) - 1, CHAINS - 1)
+        chain = int(CHAINS * self.rng.random() ** 2)
         size, blocks = SHAPES[chain % len(SHAPES)]
         count = self.rng.randint(1, blocks)
         hashes = chain_hashes(f"churn {chain}", count)

@@ -1,8 +1,12 @@
 """A short churn: clients die by `kill -9` at random, nothing is wrong and nothing is held."""
 
 import pytest
+from kvstored_client import Client, NamespaceSpec
 
-from tests.churn import LEAKS, churn
+from bench.cell import chain_hashes
+from kvstored.testing.daemon_process import DaemonProcess
+from tests import churn_audit
+from tests.churn import LEAKS, SEGMENTS, SETTINGS, churn
 
 
 @pytest.mark.timeout(120)
@@ -17,3 +21,24 @@ def test_clients_that_die_at_random_get_no_wrong_byte_and_leave_nothing_held(tmp
     assert figures["hits"] > 100
     assert figures["demoted_blocks"] > 0
     assert figures["promoted_blocks"] > 0
+
+
+def test_the_audit_sees_what_a_client_still_holds(tmp_path, monkeypatch):
+    monkeypatch.setattr(churn_audit, "SETTLE_S", 0.2)
+    hashes = chain_hashes("audit", 4)
+    with DaemonProcess(SETTINGS, nvme=True, parent_directory=tmp_path) as daemon:
+        before = churn_audit.descriptors_at_rest(daemon)
+        with Client(daemon.address, name="churn-9", staging_bytes=1 << 20) as client:
+            namespace = client.namespace(NamespaceSpec(model="audit"))
+            client.put(namespace, hashes[:2], [bytes(4096)] * 2)
+            with client.get(namespace, hashes[:2]), client.stage(namespace, hashes[2:], 4096):
+                leaks, _ = churn_audit.audit(daemon, before, SEGMENTS)
+        clean, _ = churn_audit.audit(daemon, before, SEGMENTS)
+    assert leaks["leaked_sessions"] == 1
+    assert leaks["leaked_leases"] == 1
+    assert leaks["leaked_reservations"] == 1
+    assert leaks["leaked_staging_bytes"] == 1 << 20
+    assert leaks["leaked_holds"] == 4
+    assert leaks["leaked_unfinished_blocks"] == 2
+    assert leaks["leaked_descriptors"] >= 2  # its socket and its staging memory
+    assert not any(clean.values())
