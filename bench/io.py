@@ -19,6 +19,7 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 from bench.ceiling import FioRead, fio_available
 from bench.cell import chain_hashes
 from bench.common import GB, MIB, Figure, Value, Values, emit, median, median_ratio, p50_us, parser, progress, run
+from bench.load import ForeignLoad
 from bench.payload import Payloads
 from bench.prober import Prober
 from bench.replay import wait_mover_idle
@@ -47,6 +48,7 @@ FIGURES: Final = (
     Figure("block_bytes", "size of each block"),
     Figure("blocks", "blocks in each prefetch"),
     Figure("repeats", "pairs of fio and prefetch behind the ratio"),
+    Figure("foreign_cpu_share", "share of all CPUs that other processes of the machine used meanwhile"),
 )
 
 
@@ -225,8 +227,10 @@ def main() -> int:
     """Entry point; exit status 1 where a byte was wrong."""
     arguments = _arguments()
     options = settings(arguments.mib * MIB)
+    load = ForeignLoad()
     with DaemonProcess(options, nvme=True, parent_directory=arguments.directory) as daemon:
         values = IoBench(daemon, arguments).run()
+    values = {**values, "foreign_cpu_share": load.share()}
     emit(values, FIGURES, arguments.json)
     return int(bool(values["wrong_bytes"]))
 

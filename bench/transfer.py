@@ -17,6 +17,7 @@ from bench.cell import Cell, call_latencies, chain_hashes
 from bench.clients import Task, aggregate
 from bench.common import GB, MIB, Figure, Value, Values, emit, median, median_ratio, p50_us, parser, progress, run
 from bench.inline import InlineClient
+from bench.load import ForeignLoad
 from bench.redis_peer import RedisPeer, server_path
 from kvstored.testing.daemon_process import DaemonProcess
 
@@ -71,6 +72,7 @@ FIGURES: Final = (
     Figure("put_speedup_over_redis", "time of the Redis put / time of the put, repeat by repeat"),
     Figure("wrong_blocks", "blocks delivered with other bytes than were put", "== 0"),
     Figure("repeats", "interleaved repeats behind each median"),
+    Figure("foreign_cpu_share", "share of all CPUs that other processes of the machine used meanwhile"),
     Figure("block_bytes", "main block size"),
     Figure("blocks", "blocks of the main size in each repeat"),
 )
@@ -207,6 +209,7 @@ def main() -> int:
     built.add_argument("--no-redis", action="store_true", help="leave the Redis comparison out")
     arguments = built.parse_args()
     total_bytes = arguments.mib * MIB
+    load = ForeignLoad()
     settings = {
         "dram.capacity_bytes": str(3 * total_bytes + 512 * MIB),
         "limits.staging_bytes_per_session": str(2 * total_bytes + 64 * MIB),
@@ -217,6 +220,7 @@ def main() -> int:
         Client(daemon.address, name="bench.stage", timeout_s=30.0, staging_bytes=total_bytes + 32 * MIB) as stager,
     ):
         values = TransferBench(daemon, client, stager, arguments).run()
+    values = {**values, "foreign_cpu_share": load.share()}
     emit(values, FIGURES, arguments.json)
     return int(bool(values["wrong_blocks"]))
 
