@@ -14,6 +14,7 @@ Forgetting takes the key away at once; the slot comes back with the last hold.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -48,6 +49,7 @@ class Entry(Node, gc=False, eq=False, kw_only=True):
     size_bytes: int
     state: int
     holds: int = 0
+    leases: int = 0  # of the holds
     below: bool = False  # a copy of it is on NVMe
 
 
@@ -78,6 +80,7 @@ class Catalog:
         self._eviction = eviction
         self.spaces: dict[bytes, Space] = {}
         self.orders: dict[tuple[str, int], EvictionOrder] = {}
+        self.leased_bytes: Counter[str] = Counter()  # per tenant, a block counted once however often leased
         self._waiters: dict[int, asyncio.Future[None]] = {}
         # When each segment was last used, in calls of `_used`: what reclaim compares.
         self.segment_used: dict[int, int] = {}
@@ -162,6 +165,27 @@ class Catalog:
                 elif entry.state == DEAD:
                     free.append(entry.slot)
         return free
+
+    def lease(self, entries: Sequence[Entry]) -> None:
+        """Hold blocks of one tenant for clients; `unlease` goes before their `unhold`."""
+        self.hold(entries)
+        fresh_bytes = 0
+        for entry in entries:
+            if not entry.leases:
+                fresh_bytes += entry.pool.slot_bytes
+            entry.leases += 1
+        if fresh_bytes:
+            self.leased_bytes[entries[0].pool.space.tenant] += fresh_bytes
+
+    def unlease(self, entries: Sequence[Entry]) -> None:
+        """Note that a lease ends."""
+        last_bytes = 0
+        for entry in entries:
+            entry.leases -= 1
+            if not entry.leases:
+                last_bytes += entry.pool.slot_bytes
+        if last_bytes:
+            self.leased_bytes[entries[0].pool.space.tenant] -= last_bytes
 
     def forget(self, entry: Entry) -> int | None:
         """Take a block's key away; returns its slot where that is free now."""

@@ -38,8 +38,8 @@ from kvstored.room import Room
 from kvstored.rpc import status
 from kvstored.rpc.context import Context
 from kvstored.rpc.identity import Identity
+from kvstored.rpc.listener import SessionServer
 from kvstored.rpc.service import GrpcServer
-from kvstored.rpc.session import SessionServer
 from kvstored.store import Store
 from kvstored.tiers.dram import DramConfig, DramTier
 from kvstored.tiers.nvme import NvmeConfig, NvmeTier

@@ -90,10 +90,11 @@ class Mover:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while entries := self._plan():
+            while self.takes_blocks() and (entries := self._plan()):
                 await self._demote(entries, evict=True)
-                if not self.takes_blocks():
-                    break
+            # Nothing more can be done for whoever waits: they look again and see for themselves.
+            self._demands.clear()
+            self._signal()
 
     def _plan(self) -> list[Entry]:
         """The next blocks to write, coldest first and held; drops clean ones on the way."""

@@ -18,6 +18,7 @@ import msgspec
 
 from kvstored.catalog import PROMOTING, READY, Catalog, Entry, Space
 from kvstored.clock import Clock
+from kvstored.keys import slot_bytes
 from kvstored.room import Room
 from kvstored.tiers.base import Load, LowerTier, Record
 from kvstored.tiers.dram import DramTier
@@ -26,6 +27,7 @@ BATCH_BYTES: Final = 32 << 20
 DEMAND: Final = 1 << 20  # priority of a read that somebody waits for
 
 Found = dict[bytes, Record]
+Short = tuple[str, int, int]  # tenant, slot bytes, slots
 
 
 class Batch(msgspec.Struct, eq=False):
@@ -47,6 +49,7 @@ class Job:
         self.entries: list[Entry] = []
         self.ready_blocks = self.failed_blocks = 0
         self.running = 0
+        self.short: Short | None = None
         self.done = asyncio.get_running_loop().create_future()
 
     @property
@@ -64,8 +67,13 @@ class Plan(msgspec.Struct):
     """The leading blocks that are in DRAM, on their way there, or just queued: one run per space."""
 
     runs: list[list[Entry]]
-    no_room: bool
+    cut: bool  # there was more to bring, but no room or no place in the queue
     job: Job
+
+    @property
+    def short(self) -> Short | None:
+        """The room that was missing, as the mover takes it."""
+        return self.job.short
 
 
 class Promoter:
@@ -158,7 +166,7 @@ class Promoter:
         """Entries for the run, as far as there are slots; takes the records it uses out of `have`."""
         run: list[Entry] = []
         missing = [hash_ for hash_ in hashes if hash_ not in space.entries]
-        slots = deque(self._slots(space, [have[hash_].size_bytes for hash_ in missing]))
+        slots = deque(self._slots(space, [have[hash_].size_bytes for hash_ in missing], job))
         fresh: list[tuple[Entry, Record]] = []
         for hash_ in hashes:
             entry = space.entries.get(hash_)
@@ -174,7 +182,7 @@ class Promoter:
         self._batch(space, fresh, job)
         return run
 
-    def _slots(self, space: Space, sizes: Sequence[int]) -> list[int]:
+    def _slots(self, space: Space, sizes: Sequence[int], job: Job) -> list[int]:
         """Slots for blocks of these sizes, in order; ends where there is no room or the queue is full."""
         budget = max(0, self._queue_blocks - self.queued_blocks)
         slots: list[int] = []
@@ -183,6 +191,7 @@ class Promoter:
             taken = self._room.take(space.tenant, size, count)
             slots += taken
             if len(taken) < count:
+                job.short = (space.tenant, slot_bytes(size), count - len(taken))
                 break
         return slots
 

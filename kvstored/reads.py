@@ -1,4 +1,4 @@
-"""Reading: lookup, contains, get, attach, release, touch and prefetch."""
+"""Reading: lookup, contains, get, attach, release and touch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Final
 import msgspec
 
 from kvstored.catalog import DEAD, READY, Entry, Space
-from kvstored.errors import LimitExceeded, NotFound
 from kvstored.leases import Lease, Session
 from kvstored.outcomes import HIT, MISS, PENDING, THROTTLED
 from kvstored.parts import Below, Parts
-from kvstored.promoter import DEMAND, Found, Job
+from kvstored.promoter import DEMAND, Found
 
-PREFETCHES_PER_SESSION_MAX: Final = 1024
 IN_DRAM: Final = 1
 ON_NVME: Final = 2
 _PENDING: Final = 4
@@ -40,15 +38,6 @@ class Held(msgspec.Struct):
     leases: list[Lease]
 
 
-class Prefetched(msgspec.Struct):
-    """A prefetch as it was started."""
-
-    prefetch_id: int
-    outcome: int
-    resident_blocks: int
-    queued_blocks: int
-
-
 class Reads:
     """The reading half of the store."""
 
@@ -59,7 +48,6 @@ class Reads:
         self._below = parts.below
         self._limits = parts.limits
         self._counters = parts.counters
-        self._jobs: dict[int, tuple[Session, Job]] = {}
 
     # ---- lookup ----
 
@@ -159,37 +147,46 @@ class Reads:
     async def _get_later(
         self, session: Session, spaces: Sequence[Space], hashes: Sequence[bytes], wait_s: float
     ) -> Held:
-        runs, no_room = await self._bring(spaces, hashes, DEMAND)
+        end_s = self._parts.clock.monotonic() + wait_s
+        runs, no_room = await self._bring(spaces, hashes, end_s)
         held = [entry for run in runs for entry in run]
         self._catalog.hold(held)
-        await self._settled(held, wait_s)
-        lengths = [self._ready_length(run) for run in runs]
-        length = min(lengths)
+        try:
+            await self._settled(held, end_s - self._parts.clock.monotonic())
+            length = min(self._ready_length(run) for run in runs)
+            ended = self._ended(runs, length, len(hashes), no_room)
+            return self._lease(session, spaces, runs, len(hashes), 0 if session.ended else length, ended)
+        finally:
+            for run in runs:
+                self._room.unhold(run)
+
+    def _ended(self, runs: Sequence[list[Entry]], length: int, asked: int, no_room: bool) -> int:
         if length < len(runs[0]):
-            waits = any(len(run) > length and run[length].state != DEAD for run in runs)
-            ended = PENDING if waits else MISS
-        else:
-            ended = HIT if length == len(hashes) else THROTTLED if no_room else MISS
-        if session.ended:
-            length = 0
-        result = self._lease(session, spaces, runs, len(hashes), length, ended)
-        for run in runs:
-            self._room.unhold(run)
-        return result
+            waits = any(len(run) > length and run[length].state not in (READY, DEAD) for run in runs)
+            return PENDING if waits else MISS
+        return HIT if length == asked else THROTTLED if no_room else MISS
 
     async def _bring(
-        self, spaces: Sequence[Space], hashes: Sequence[bytes], priority: int
+        self, spaces: Sequence[Space], hashes: Sequence[bytes], end_s: float
     ) -> tuple[list[list[Entry]], bool]:
-        """Entries for the longest run that is in DRAM or can come up, whatever their state."""
+        """Entries for the longest run that is in DRAM or can come up, whatever their state.
+
+        Where room is short the mover is asked for some; while waiting for it nothing is held.
+        """
         if self._below is None:
             runs = [self._entered(space, hashes) for space in spaces]
             length = min(len(run) for run in runs)
             return [run[:length] for run in runs], False
-        found = await self._below.promoter.find(spaces, hashes)
-        plan = self._below.promoter.plan(spaces, hashes, found, priority)
-        if plan.no_room:
-            self._below.mover.kick()
-        return plan.runs, plan.no_room
+        reached = -1
+        while True:
+            found = await self._below.promoter.find(spaces, hashes)
+            plan = self._below.promoter.plan(spaces, hashes, found, DEMAND)
+            left_s = end_s - self._parts.clock.monotonic()
+            if not plan.short or len(plan.runs[0]) <= reached or left_s <= 0:
+                return plan.runs, bool(plan.short)
+            reached = len(plan.runs[0])
+            self._below.mover.demand(*plan.short)
+            await self._below.mover.room_freed(left_s)
 
     def _entered(self, space: Space, hashes: Sequence[bytes]) -> list[Entry]:
         run: list[Entry] = []
@@ -219,7 +216,8 @@ class Reads:
         ended: int,
     ) -> Held:
         group = session.group
-        fits = self._fitting(runs, length, self._limits.held_bytes - group.leased_bytes)
+        leased_bytes = self._catalog.leased_bytes[session.caller.tenant]
+        fits = self._fitting(runs, length, self._limits.held_bytes - leased_bytes)
         if fits < length:
             length, ended = fits, THROTTLED
             self._counters["throttled_gets"] += 1
@@ -233,18 +231,18 @@ class Reads:
             held = run[:length]
             size_bytes = sum([entry.pool.slot_bytes for entry in held])
             lease = Lease(self._parts.sessions.new_id(), space, held, size_bytes)
-            self._catalog.hold(held)
+            self._catalog.lease(held)
             group.leases[lease.lease_id] = lease
             group.leased_bytes += size_bytes
             leases.append(lease)
         return Held(length, ended, leases)
 
     def _fitting(self, runs: Sequence[Sequence[Entry]], length: int, budget_bytes: int) -> int:
-        """How many leading blocks of the runs fit into a budget."""
-        if sum([entry.pool.slot_bytes for run in runs for entry in run[:length]]) <= budget_bytes:
+        """How many leading blocks of the runs fit into a budget; what is leased already costs nothing."""
+        if sum([e.pool.slot_bytes for run in runs for e in run[:length] if not e.leases]) <= budget_bytes:
             return length
         for index in range(length):
-            budget_bytes -= sum(run[index].pool.slot_bytes for run in runs)
+            budget_bytes -= sum(run[index].pool.slot_bytes for run in runs if not run[index].leases)
             if budget_bytes < 0:
                 return index
         return length
@@ -259,10 +257,16 @@ class Reads:
         leases = [lease for i in lease_ids if (lease := session.group.leases.pop(i, None)) is not None]
         for lease in leases:
             session.group.leased_bytes -= lease.size_bytes
-            self._room.unhold(lease.entries)
+        self.end(leases)
         if leases and self._below is not None:
             self._below.mover.kick()
         return len(leases)
+
+    def end(self, leases: Sequence[Lease]) -> None:
+        """Give back what leases held that are no longer in their group."""
+        for lease in leases:
+            self._catalog.unlease(lease.entries)
+            self._room.unhold(lease.entries)
 
     # ---- touch ----
 
@@ -271,67 +275,3 @@ class Reads:
         entries = [entry for hash_ in hashes if (entry := space.entries.get(hash_)) and entry.state == READY]
         self._catalog.touch(entries, self._parts.clock.monotonic())
         return len(entries)
-
-    # ---- prefetch ----
-
-    async def prefetch(
-        self, session: Session, spaces: Sequence[Space], hashes: Sequence[bytes], priority: int, deadline_s: float
-    ) -> Prefetched:
-        """Start bringing a run up from NVMe. Raises LimitExceeded past the session's number of prefetches."""
-        if len(session.prefetches) >= PREFETCHES_PER_SESSION_MAX:
-            raise LimitExceeded(f"{PREFETCHES_PER_SESSION_MAX} prefetches are open: poll or cancel some")
-        if self._below is None:
-            resident = min(len(self._resident(space, hashes)) for space in spaces)
-            return Prefetched(0, HIT if resident == len(hashes) else MISS, resident, 0)
-        found = await self._below.promoter.find(spaces, hashes)
-        end_s = self._parts.clock.monotonic() + deadline_s if deadline_s else 0.0
-        plan = self._below.promoter.plan(spaces, hashes, found, min(priority, DEMAND - 1), end_s)
-        resident = min(self._ready_length(run) for run in plan.runs)
-        if plan.job.done.done():
-            ended = HIT if resident == len(hashes) else THROTTLED if plan.no_room else MISS
-            return Prefetched(0, ended, resident, 0)
-        if session.ended:
-            self._below.promoter.abandon(plan.job)
-            return Prefetched(0, MISS, 0, 0)
-        prefetch_id = self._parts.sessions.new_id()
-        self._jobs[prefetch_id] = (session, plan.job)
-        session.prefetches.add(prefetch_id)
-        return Prefetched(prefetch_id, PENDING, resident, plan.job.total_blocks)
-
-    async def poll_prefetch(self, session: Session, prefetch_id: int, wait_s: float) -> Job:
-        """How far a prefetch is; a finished one is forgotten once told. Raises NotFound."""
-        job = self._job(session, prefetch_id)
-        if not job.done.done() and wait_s > 0:
-            await asyncio.wait([job.done], timeout=min(wait_s, self._limits.get_wait_max_s))
-        if job.done.done():
-            self._forget_job(session, prefetch_id)
-        return job
-
-    async def cancel_prefetch(self, session: Session, prefetch_id: int) -> Job:
-        """Drop what is queued; answered when no copy of it runs. Raises NotFound."""
-        job = self._job(session, prefetch_id)
-        assert self._below is not None, "jobs come from below"
-        await self._below.promoter.cancel(job)
-        self._forget_job(session, prefetch_id)
-        return job
-
-    def _job(self, session: Session, prefetch_id: int) -> Job:
-        if prefetch_id not in session.prefetches:
-            raise NotFound(
-                f"prefetch {prefetch_id} is not open in this session (a finished one is forgotten once told)"
-            )
-        return self._jobs[prefetch_id][1]
-
-    def _forget_job(self, session: Session, prefetch_id: int) -> None:
-        session.prefetches.discard(prefetch_id)
-        self._jobs.pop(prefetch_id, None)
-
-    def end_session(self, session: Session, leases: Sequence[Lease]) -> None:
-        """Give back the leases that ended with a session, and drop its prefetches."""
-        for prefetch_id in list(session.prefetches):
-            _, job = self._jobs[prefetch_id]
-            if self._below is not None:
-                self._below.promoter.abandon(job)
-            self._forget_job(session, prefetch_id)
-        for lease in leases:
-            self._room.unhold(lease.entries)

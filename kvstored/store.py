@@ -14,10 +14,12 @@ from kvstored_proto import namespace as wire
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.catalog import Space
+from kvstored.commits import Commits
 from kvstored.errors import DeviceError, InvalidArgument, LimitExceeded
 from kvstored.keys import NAMESPACE_BYTES_MAX, Namespace
 from kvstored.leases import Caller, Lease, Session
 from kvstored.parts import Parts
+from kvstored.prefetches import Prefetches
 from kvstored.reads import Reads
 from kvstored.tiers.staging import Staging
 from kvstored.writes import Writes
@@ -31,7 +33,9 @@ class Store:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.reads = Reads(parts)
+        self.prefetches = Prefetches(parts)
         self.writes = Writes(parts)
+        self.commits = Commits(parts, self.writes)
         # Set by the transport: tells a session to let go of segments; False where it cannot be told.
         self.tell_retired: Callable[[Session, Sequence[int]], bool] = lambda session, ids: False
         parts.room.on_retired = self._retired
@@ -68,7 +72,8 @@ class Store:
             return
         leases = self.parts.sessions.close(session)
         self.writes.end_session(session)
-        self.reads.end_session(session, leases)
+        self.prefetches.end_session(session)
+        self.reads.end(leases)
         if session.staging is not None:
             session.staging.close()
         self.segments_dropped(session, list(session.exposed))

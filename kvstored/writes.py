@@ -1,14 +1,11 @@
-"""Writing: reserve, commit, abort, inline puts and delete.
+"""Writing: reserve, abort and delete; `commits` does the copying between.
 
-Two-phase: a reservation takes slots, a commit copies from the session's staging ring into them
-and hashes the destination. Readers see a block only after its commit. A copy that runs is
-never undone from outside: its own completion decides what becomes of the slot.
+Two-phase: a reservation takes slots, a commit fills them. Readers see a block only after its
+commit. What is not committed goes with an abort or with the session.
 """
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
 import itertools
 from collections.abc import Awaitable, Sequence
 from typing import Final
@@ -16,7 +13,6 @@ from typing import Final
 import msgspec
 
 from kvstored.catalog import DEAD, READY, WRITING, Entry, Space
-from kvstored.device import memory
 from kvstored.errors import InvalidArgument, LimitExceeded
 from kvstored.history import Gone
 from kvstored.keys import BLOCK_BYTES_MAX, BLOCKS_PER_CALL_MAX, slot_bytes
@@ -24,8 +20,6 @@ from kvstored.leases import Reservation, Session
 from kvstored.outcomes import HIT, MISS, NO_ROOM, PENDING, RESERVED, THROTTLED
 from kvstored.parts import Parts
 
-INLINE_COPY_BYTES: Final = 256 << 10  # less than this is copied at once: a thread would cost more
-THREAD_COPY_BYTES: Final = 2 << 20  # at least so much per thread
 RETRY_AFTER_MS: Final = 5
 
 
@@ -35,9 +29,6 @@ class Reserved(msgspec.Struct):
     reservation_id: int
     outcomes: bytearray
     retry_after_ms: int = 0
-
-
-Copy = tuple[int, int, int]  # destination, source, bytes
 
 
 class Writes:
@@ -190,103 +181,18 @@ class Writes:
         session.reserved_bytes += sum(entry.pool.slot_bytes for entry in opened.values())
         return reservation.reservation_id
 
-    # ---- commit ----
+    # ---- abort and the end ----
 
-    def commit(
-        self, session: Session, reservation_id: int, indices: Sequence[int], offsets: Sequence[int]
-    ) -> bytes | Awaitable[bytes]:
-        """Copy blocks from staging into their slots and make them readable: HIT, or MISS where one was deleted."""
-        reservation = session.reservation(reservation_id)
-        if len(indices) != len(offsets) or not 0 < len(indices) <= BLOCKS_PER_CALL_MAX:
-            raise InvalidArgument("commit needs one staging offset per index, and at least one")
-        if session.staging is None:
-            raise InvalidArgument("this session has no staging: open it with staging_bytes, or put inline")
-        entries = self._take(reservation, indices)
-        try:
-            sources = [
-                session.staging.address_of(offset, entry.size_bytes)
-                for offset, entry in zip(offsets, entries, strict=True)
-            ]
-        except InvalidArgument:
-            reservation.open.update(zip(indices, entries, strict=True))
-            raise
-        address = self._dram.address
-        copies = [(address(e.slot), source, e.size_bytes) for e, source in zip(entries, sources, strict=True)]
-        return self._copy(session, reservation, indices, entries, copies)
-
-    def _take(self, reservation: Reservation, indices: Sequence[int]) -> list[Entry]:
+    def take(self, reservation: Reservation, indices: Sequence[int]) -> list[Entry]:
+        """Blocks that are to be committed or aborted now, and by nobody else. Raises InvalidArgument."""
         if len(set(indices)) != len(indices) or any(index not in reservation.open for index in indices):
             raise InvalidArgument("an index is not reserved, or was committed or aborted before")
         return [reservation.open.pop(index) for index in indices]
 
-    def _copy(
-        self,
-        session: Session,
-        reservation: Reservation,
-        indices: Sequence[int],
-        entries: Sequence[Entry],
-        copies: Sequence[Copy],
-    ) -> bytes | Awaitable[bytes]:
-        total = sum(entry.size_bytes for entry in entries)
-        reservation.copying += 1
-        if total <= INLINE_COPY_BYTES:
-            return self._finish(session, reservation, indices, entries, memory.copy_and_hash_many(copies))
-        staging = session.staging
-        if staging is not None:
-            staging.hold()
-        # The task outlives its caller: a cancelled call must not undo a copy that runs.
-        task = asyncio.ensure_future(self._copy_in_threads(copies, total))
-        return self._copied(session, reservation, indices, entries, task)
-
-    async def _copy_in_threads(self, copies: Sequence[Copy], total_bytes: int) -> list[bytes]:
-        shares = max(1, min(self._parts.copy_threads, total_bytes // THREAD_COPY_BYTES))
-        step = -(-len(copies) // shares)
-        loop = asyncio.get_running_loop()
-        parts = [
-            loop.run_in_executor(self._parts.copiers, memory.copy_and_hash_many, copies[start : start + step])
-            for start in range(0, len(copies), step)
-        ]
-        return [content_hash for part in parts for content_hash in await part]
-
-    async def _copied(
-        self,
-        session: Session,
-        reservation: Reservation,
-        indices: Sequence[int],
-        entries: Sequence[Entry],
-        task: asyncio.Future[list[bytes]],
-    ) -> bytes:
-        hashes = await asyncio.shield(task)
-        if session.staging is not None:
-            session.staging.unhold()
-        return self._finish(session, reservation, indices, entries, hashes)
-
-    def _finish(
-        self,
-        session: Session,
-        reservation: Reservation,
-        indices: Sequence[int],
-        entries: Sequence[Entry],
-        content_hashes: Sequence[bytes],
-    ) -> bytes:
-        outcomes = bytearray()
-        for index, entry, content_hash in zip(indices, entries, content_hashes, strict=True):
-            outcomes.append(HIT if self._room.publish(entry, content_hash) else MISS)
-            reservation.done[index] = entry
-        put = outcomes.count(HIT)
-        self._counters["put_blocks"] += put
-        self._counters["put_bytes"] += sum(entry.size_bytes for entry in entries)
-        self._parts.stats[session.caller.tenant].blocks_put += put
-        reservation.copying -= 1
-        self._settle(session, reservation)
-        return bytes(outcomes)
-
-    # ---- abort and the end ----
-
     def abort(self, session: Session, reservation_id: int, indices: Sequence[int]) -> None:
         """Give back reserved blocks that are not committed; no indices: all of them."""
         reservation = session.reservation(reservation_id)
-        entries = self._take(reservation, indices or list(reservation.open))
+        entries = self.take(reservation, indices or list(reservation.open))
         self._undo(session, reservation, entries)
 
     def _undo(self, session: Session, reservation: Reservation, entries: Sequence[Entry]) -> None:
@@ -295,9 +201,9 @@ class Writes:
                 self._room.forget(entry)
         self._room.unhold(list(entries))
         session.reserved_bytes -= sum(entry.pool.slot_bytes for entry in entries)
-        self._settle(session, reservation)
+        self.settle(session, reservation)
 
-    def _settle(self, session: Session, reservation: Reservation) -> None:
+    def settle(self, session: Session, reservation: Reservation) -> None:
         """When all is committed: the chain enters the eviction order, tail first, its ancestors after it."""
         if not reservation.finished or session.reservations.pop(reservation.reservation_id, None) is None:
             return
@@ -318,25 +224,6 @@ class Writes:
             entries = list(reservation.open.values())
             reservation.open.clear()
             self._undo(session, reservation, entries)
-
-    # ---- inline ----
-
-    async def put_inline(
-        self, session: Session, space: Space, hash_: bytes, parent: bytes, data: bytearray, wait_s: float
-    ) -> int:
-        """Store one block whose bytes came in messages; returns its outcome."""
-        reserving = self.reserve(session, space, [hash_], [len(data)], parent, wait_s)
-        reserved = reserving if isinstance(reserving, Reserved) else await reserving
-        if not reserved.reservation_id:
-            return reserved.outcomes[0]
-        reservation = session.reservation(reserved.reservation_id)
-        entries = self._take(reservation, [0])
-        source = (ctypes.c_char * len(data)).from_buffer(data)
-        copies = [(self._dram.address(entries[0].slot), ctypes.addressof(source), len(data))]
-        copying = self._copy(session, reservation, [0], entries, copies)
-        outcomes = copying if isinstance(copying, bytes) else await copying
-        del source
-        return outcomes[0]
 
     # ---- delete ----
 

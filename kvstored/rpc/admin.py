@@ -14,7 +14,7 @@ from kvstored_proto.v1 import admin_pb2 as pb
 
 from kvstored import audit, explain
 from kvstored.catalog import STATE_NAMES, Entry, Space
-from kvstored.errors import InvalidArgument, NotFound
+from kvstored.errors import FailedPrecondition, InvalidArgument, NotFound
 from kvstored.keys import HASH_BYTES_MAX, HASH_BYTES_MIN
 from kvstored.leases import Session
 from kvstored.parts import Below
@@ -23,6 +23,8 @@ from kvstored.tiers.base import Record
 
 BLOCKS_PER_PAGE_MAX: Final = 4000
 FLUSH_WAIT_DEFAULT_S: Final = 60.0
+PLACE_BYTES: Final = 8
+NVME_PLACE_BYTES_MAX: Final = 256
 _DRAM, _NVME = b"d", b"n"
 
 
@@ -82,7 +84,7 @@ async def _list_blocks(context: Context, session: Session, request: pb.ListBlock
             start = int.from_bytes(place, "big")
             page = list(itertools.islice(space.entries.values(), start, start + limit - len(blocks)))
             blocks += [_of_entry(context, entry) for entry in page]
-            place = (start + len(page)).to_bytes(8, "big")
+            place = (start + len(page)).to_bytes(PLACE_BYTES, "big")
             ended = start + len(page) >= len(space.entries)
             tier, place = (_NVME, b"") if ended else (tier, place)
         else:
@@ -97,9 +99,11 @@ async def _list_blocks(context: Context, session: Session, request: pb.ListBlock
 def _parse_cursor(cursor: bytes) -> tuple[bytes, int, bytes]:
     if not cursor:
         return _DRAM, 0, b""
-    if len(cursor) < 5 or cursor[:1] not in (_DRAM, _NVME):
+    tier, place = cursor[:1], cursor[5:]
+    place_bytes_max = {_DRAM: PLACE_BYTES, _NVME: NVME_PLACE_BYTES_MAX}.get(tier, -1)
+    if len(cursor) < 5 or len(place) > place_bytes_max or (tier == _DRAM and place[:1] > b"\0"):
         raise InvalidArgument("the cursor is not one that this daemon gave: start again without one")
-    return cursor[:1], int.from_bytes(cursor[1:5], "big"), cursor[5:]
+    return tier, int.from_bytes(cursor[1:5], "big"), place
 
 
 async def _below_page(
@@ -171,7 +175,7 @@ async def _flush(context: Context, session: Session, request: pb.FlushRequest) -
     session.check_admin()
     below = context.store.parts.below
     if below is None:
-        raise InvalidArgument("there is no lower tier to flush to: set nvme.paths")
+        raise FailedPrecondition("there is no lower tier to flush to: set nvme.paths")
     written, left = await below.mover.flush(request.wait_ms / 1000 or FLUSH_WAIT_DEFAULT_S)
     return pb.FlushReply(boot_id=context.boot_id, written_blocks=written, left_blocks=left)
 

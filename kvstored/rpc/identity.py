@@ -27,6 +27,11 @@ class Identity:
         self._tokens = [(token, tenant) for tenant in tenants for token in tenant.tokens_sha256]
         self._uid = os.geteuid()
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether any tenant is recognised by a token."""
+        return bool(self._tokens)
+
     def of_peer(self, uid: int, pid: int, token: str, client: str) -> Caller:
         """A peer of the session socket. Raises Unauthenticated."""
         tenant = self._of_token(token) if token else self._by_uid.get(uid)

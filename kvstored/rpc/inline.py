@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Final
 
 from kvstored_proto.v1 import kvstored_pb2 as pb
@@ -12,6 +12,7 @@ from kvstored.errors import InvalidArgument
 from kvstored.leases import Lease, Session
 from kvstored.reads import Held
 from kvstored.rpc.context import Context
+from kvstored.rpc.uncancelled import to_its_end
 
 CHUNK_BYTES_MAX: Final = 1 << 20
 PUT_WAIT_S: Final = 1.0
@@ -44,8 +45,8 @@ def _checked(header: pb.PutInlineHeader) -> pb.PutInlineHeader:
 
 
 def _append(header: pb.PutInlineHeader, data: bytearray, chunk: bytes) -> None:
-    if len(chunk) > CHUNK_BYTES_MAX or len(data) + len(chunk) > header.size_bytes:
-        raise InvalidArgument(f"a chunk has at most {CHUNK_BYTES_MAX} bytes, and all of a block's its size_bytes")
+    if not 0 < len(chunk) <= CHUNK_BYTES_MAX or len(data) + len(chunk) > header.size_bytes:
+        raise InvalidArgument(f"a chunk has 1 to {CHUNK_BYTES_MAX} bytes, and all chunks of a block its size_bytes")
     data += chunk
 
 
@@ -56,39 +57,39 @@ def _check_whole(header: pb.PutInlineHeader | None, data: bytearray) -> None:
 
 async def _put_block(context: Context, session: Session, header: pb.PutInlineHeader, data: bytearray) -> int:
     space = session.space_of(header.namespace_id)
-    return await context.store.writes.put_inline(session, space, header.hash, header.parent, data, PUT_WAIT_S)
+    return await context.store.commits.put_inline(session, space, header.hash, header.parent, data, PUT_WAIT_S)
 
 
-async def get(context: Context, session: Session, request: pb.GetInlineRequest) -> AsyncIterator[pb.GetInlineReply]:
+async def get(
+    context: Context, session: Session, request: pb.GetInlineRequest
+) -> AsyncGenerator[pb.GetInlineReply, None]:
     """The leading blocks of a chain; they are leased while they are sent."""
     hashes = keys.split_hashes(request.hashes, request.hash_bytes)
     spaces = [session.space_of(request.namespace_id)]
     getting = context.store.reads.get(session, spaces, hashes, request.wait_ms / 1000)
-    held = getting if isinstance(getting, Held) else await getting
-    if not held.leases:
-        return
+
+    def release(held: Held) -> None:
+        context.store.reads.release(session, [lease.lease_id for lease in held.leases])
+
+    held = getting if isinstance(getting, Held) else await to_its_end(getting, release)
     try:
         for index in range(held.blocks):
             for reply in _chunks(context, held.leases[0], index):
                 yield reply
     finally:
-        context.store.reads.release(session, [held.leases[0].lease_id])
+        release(held)
 
 
-def _chunks(context: Context, lease: Lease, index: int) -> list[pb.GetInlineReply]:
+def _chunks(context: Context, lease: Lease, index: int) -> Iterator[pb.GetInlineReply]:
     dram, entry = context.store.parts.dram, lease.entries[index]
     view = dram.view(entry.slot, entry.size_bytes)
-    replies = []
     for start in range(0, entry.size_bytes, CHUNK_BYTES_MAX):
         end = min(entry.size_bytes, start + CHUNK_BYTES_MAX)
         last = end == entry.size_bytes
-        replies.append(
-            pb.GetInlineReply(
-                boot_id=context.boot_id,
-                index=index,
-                size_bytes=entry.size_bytes,
-                chunk=bytes(view[start:end]),
-                content_hash=dram.records.content_hash(entry.slot) if last else b"",
-            )
+        yield pb.GetInlineReply(
+            boot_id=context.boot_id,
+            index=index,
+            size_bytes=entry.size_bytes,
+            chunk=bytes(view[start:end]),
+            content_hash=dram.records.content_hash(entry.slot) if last else b"",
         )
-    return replies

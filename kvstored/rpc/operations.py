@@ -24,6 +24,7 @@ from kvstored.rpc.context import Context
 from kvstored.writes import Reserved
 
 FEATURES: Final = ("prefetch", "groups")
+GET_BLOCKS_MAX: Final = 2 * keys.BLOCKS_PER_CALL_MAX  # 40 bytes each in the reply, which must fit in a frame
 Reply = Message | Awaitable[Message]
 Handler = Callable[[Context, Session, Any], Reply]
 
@@ -120,6 +121,8 @@ async def _contains(context: Context, session: Session, request: pb.ContainsRequ
 def _get(context: Context, session: Session, request: pb.GetRequest) -> Reply:
     spaces = session.spaces_of(request.namespace_ids)
     hashes = keys.split_hashes(request.hashes, request.hash_bytes)
+    if len(spaces) * len(hashes) > GET_BLOCKS_MAX:
+        raise InvalidArgument(f"{len(hashes)} blocks in {len(spaces)} namespaces: {GET_BLOCKS_MAX} in all are allowed")
     held = context.store.reads.get(session, spaces, hashes, request.wait_ms / 1000)
     if isinstance(held, Held):
         return get_reply(context, session, held)
@@ -162,7 +165,7 @@ def _touch(context: Context, session: Session, request: pb.TouchRequest) -> Repl
 
 
 async def _prefetch(context: Context, session: Session, request: pb.PrefetchRequest) -> Message:
-    started = await context.store.reads.prefetch(
+    started = await context.store.prefetches.start(
         session,
         session.spaces_of(request.namespace_ids),
         keys.split_hashes(request.hashes, request.hash_bytes),
@@ -179,12 +182,12 @@ async def _prefetch(context: Context, session: Session, request: pb.PrefetchRequ
 
 
 async def _poll_prefetch(context: Context, session: Session, request: pb.PollPrefetchRequest) -> Message:
-    job = await context.store.reads.poll_prefetch(session, request.prefetch_id, request.wait_ms / 1000)
+    job = await context.store.prefetches.poll(session, request.prefetch_id, request.wait_ms / 1000)
     return _job_reply(context, job)
 
 
 async def _cancel_prefetch(context: Context, session: Session, request: pb.CancelPrefetchRequest) -> Message:
-    return _job_reply(context, await context.store.reads.cancel_prefetch(session, request.prefetch_id))
+    return _job_reply(context, await context.store.prefetches.cancel(session, request.prefetch_id))
 
 
 def _job_reply(context: Context, job: Any) -> Message:
@@ -226,7 +229,7 @@ def _reserve_reply(context: Context, reserved: Reserved) -> Message:
 
 
 def _commit(context: Context, session: Session, request: pb.CommitRequest) -> Reply:
-    outcomes = context.store.writes.commit(
+    outcomes = context.store.commits.commit(
         session, request.reservation_id, list(request.indices), list(request.staging_offsets)
     )
     if isinstance(outcomes, bytes):

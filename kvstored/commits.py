@@ -1,0 +1,141 @@
+"""Commit: copy blocks into their slots, hash the destination, make them readable.
+
+The bytes come from the session's staging ring, which its client can change at any time: so the
+hash is taken of what was stored, piece by piece while it is in cache. A copy that runs is
+never undone from outside; its own completion decides what becomes of the slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Awaitable, Sequence
+from typing import Final
+
+from kvstored.catalog import Entry, Space
+from kvstored.device import memory
+from kvstored.errors import InvalidArgument
+from kvstored.keys import BLOCKS_PER_CALL_MAX
+from kvstored.leases import Reservation, Session
+from kvstored.outcomes import HIT, MISS
+from kvstored.parts import Parts
+from kvstored.writes import Reserved, Writes
+
+INLINE_COPY_BYTES: Final = 256 << 10  # less than this is copied at once: a thread would cost more
+THREAD_COPY_BYTES: Final = 2 << 20  # at least so much per thread
+
+Copy = tuple[int, int, int]  # destination, source, bytes
+
+
+class Commits:
+    """The copying half of a put."""
+
+    def __init__(self, parts: Parts, writes: Writes) -> None:
+        self._parts = parts
+        self._writes = writes
+        self._room = parts.room
+        self._dram = parts.dram
+        self._counters = parts.counters
+
+    def commit(
+        self, session: Session, reservation_id: int, indices: Sequence[int], offsets: Sequence[int]
+    ) -> bytes | Awaitable[bytes]:
+        """Copy blocks from staging into their slots and make them readable: HIT, or MISS where one was deleted."""
+        reservation = session.reservation(reservation_id)
+        if len(indices) != len(offsets) or not 0 < len(indices) <= BLOCKS_PER_CALL_MAX:
+            raise InvalidArgument("commit needs one staging offset per index, and at least one")
+        if session.staging is None:
+            raise InvalidArgument("this session has no staging: open it with staging_bytes, or put inline")
+        entries = self._writes.take(reservation, indices)
+        try:
+            sources = [
+                session.staging.address_of(offset, entry.size_bytes)
+                for offset, entry in zip(offsets, entries, strict=True)
+            ]
+        except InvalidArgument:
+            reservation.open.update(zip(indices, entries, strict=True))
+            raise
+        address = self._dram.address
+        copies = [(address(e.slot), source, e.size_bytes) for e, source in zip(entries, sources, strict=True)]
+        return self._copy(session, reservation, indices, entries, copies)
+
+    def _copy(
+        self,
+        session: Session,
+        reservation: Reservation,
+        indices: Sequence[int],
+        entries: Sequence[Entry],
+        copies: Sequence[Copy],
+    ) -> bytes | Awaitable[bytes]:
+        total = sum(entry.size_bytes for entry in entries)
+        reservation.copying += 1
+        if total <= INLINE_COPY_BYTES:
+            return self._finish(session, reservation, indices, entries, memory.copy_and_hash_many(copies))
+        staging = session.staging
+        if staging is not None:
+            staging.hold()
+        # A task of its own: a caller that is cancelled must not undo a copy that runs.
+        return asyncio.shield(self._copied(session, reservation, indices, entries, copies, total))
+
+    async def _copy_in_threads(self, copies: Sequence[Copy], total_bytes: int) -> list[bytes]:
+        shares = max(1, min(self._parts.copy_threads, total_bytes // THREAD_COPY_BYTES))
+        step = -(-len(copies) // shares)
+        loop = asyncio.get_running_loop()
+        parts = [
+            loop.run_in_executor(self._parts.copiers, memory.copy_and_hash_many, copies[start : start + step])
+            for start in range(0, len(copies), step)
+        ]
+        return [content_hash for part in parts for content_hash in await part]
+
+    async def _copied(
+        self,
+        session: Session,
+        reservation: Reservation,
+        indices: Sequence[int],
+        entries: Sequence[Entry],
+        copies: Sequence[Copy],
+        total_bytes: int,
+    ) -> bytes:
+        hashes = await self._copy_in_threads(copies, total_bytes)
+        if session.staging is not None:
+            session.staging.unhold()
+        return self._finish(session, reservation, indices, entries, hashes)
+
+    def _finish(
+        self,
+        session: Session,
+        reservation: Reservation,
+        indices: Sequence[int],
+        entries: Sequence[Entry],
+        content_hashes: Sequence[bytes],
+    ) -> bytes:
+        outcomes = bytearray()
+        for index, entry, content_hash in zip(indices, entries, content_hashes, strict=True):
+            outcomes.append(HIT if self._room.publish(entry, content_hash) else MISS)
+            reservation.done[index] = entry
+        put = outcomes.count(HIT)
+        self._counters["put_blocks"] += put
+        self._counters["put_bytes"] += sum(entry.size_bytes for entry in entries)
+        self._parts.stats[session.caller.tenant].blocks_put += put
+        reservation.copying -= 1
+        self._writes.settle(session, reservation)
+        return bytes(outcomes)
+
+    # ---- inline ----
+
+    async def put_inline(
+        self, session: Session, space: Space, hash_: bytes, parent: bytes, data: bytearray, wait_s: float
+    ) -> int:
+        """Store one block whose bytes came in messages; returns its outcome."""
+        reserving = self._writes.reserve(session, space, [hash_], [len(data)], parent, wait_s)
+        reserved = reserving if isinstance(reserving, Reserved) else await reserving
+        if not reserved.reservation_id:
+            return reserved.outcomes[0]
+        reservation = session.reservation(reserved.reservation_id)
+        entries = self._writes.take(reservation, [0])
+        source = (ctypes.c_char * len(data)).from_buffer(data)
+        copies = [(self._dram.address(entries[0].slot), ctypes.addressof(source), len(data))]
+        copying = self._copy(session, reservation, [0], entries, copies)
+        outcomes = copying if isinstance(copying, bytes) else await copying
+        del source
+        return outcomes[0]
