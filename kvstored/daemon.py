@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import secrets
 import signal
+import sys
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -45,6 +47,7 @@ from kvstored.tiers.dram import DramConfig, DramTier
 from kvstored.tiers.nvme import NvmeConfig, NvmeTier
 from kvstored.tiers.staging import StagingPool
 
+SWITCH_INTERVAL_S: Final = 0.0005
 GRACE_S: Final = 2.0
 STOP_FLUSH_S: Final = 30.0
 EXIT_OK: Final = 0
@@ -55,6 +58,7 @@ log = get_logger("daemon")
 
 def run(config: Config) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. Raises ConfigError for what only the machine can tell."""
+    _raise_limits()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_main(config))
 
@@ -236,6 +240,17 @@ class Daemon:
             await asyncio.wait([flushing, hurry])
         await below.promoter.drained()
         await below.tier.close()
+
+
+def _raise_limits() -> None:
+    """Descriptors as many as allowed (up to three a segment, one a client), and short turns on the GIL.
+
+    Copy threads take the GIL for microseconds between long calls without it; with the usual 5 ms
+    each of them could make the loop wait that long.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def _note_evicted(catalog: Catalog, history: History, digest: bytes, hashes: list[bytes], gone: Gone) -> None:
