@@ -57,7 +57,8 @@ def _check_whole(header: pb.PutInlineHeader | None, data: bytearray) -> None:
 
 async def _put_block(context: Context, session: Session, header: pb.PutInlineHeader, data: bytearray) -> int:
     space = session.space_of(header.namespace_id)
-    return await context.store.commits.put_inline(session, space, header.hash, header.parent, data, PUT_WAIT_S)
+    putting = context.store.commits.put_inline(session, space, header.hash, header.parent, data, PUT_WAIT_S)
+    return await to_its_end(putting)
 
 
 async def get(
@@ -74,22 +75,22 @@ async def get(
     held = getting if isinstance(getting, Held) else await to_its_end(getting, release)
     try:
         for index in range(held.blocks):
-            for reply in _chunks(context, held.leases[0], index):
+            for reply in _chunks(context, session, held.leases[0], index):
                 yield reply
     finally:
         release(held)
 
 
-def _chunks(context: Context, lease: Lease, index: int) -> Iterator[pb.GetInlineReply]:
+def _chunks(context: Context, session: Session, lease: Lease, index: int) -> Iterator[pb.GetInlineReply]:
     dram, entry = context.store.parts.dram, lease.entries[index]
-    view = dram.view(entry.slot, entry.size_bytes)
     for start in range(0, entry.size_bytes, CHUNK_BYTES_MAX):
+        # While the last chunk was sent the session may have ended, and the slot may be another's by now.
+        session.lease(lease.lease_id)
         end = min(entry.size_bytes, start + CHUNK_BYTES_MAX)
-        last = end == entry.size_bytes
         yield pb.GetInlineReply(
             boot_id=context.boot_id,
             index=index,
             size_bytes=entry.size_bytes,
-            chunk=bytes(view[start:end]),
-            content_hash=dram.records.content_hash(entry.slot) if last else b"",
+            chunk=bytes(dram.view(entry.slot, entry.size_bytes)[start:end]),
+            content_hash=dram.records.content_hash(entry.slot) if end == entry.size_bytes else b"",
         )

@@ -1,0 +1,138 @@
+"""Unix sockets to listen on, and the listener of the session socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from kvstored.leases import Session
+from kvstored.logs import get_logger
+from kvstored.rpc.context import Context
+from kvstored.rpc.session import Connection
+
+BACKLOG: Final = 128
+SOCKET_BUFFER_BYTES: Final = 1 << 20
+ACCEPT_RETRY_S: Final = 1.0  # after the system refused a descriptor: at once it would refuse again
+
+_log = get_logger("session")
+
+
+class SessionServer:
+    """Listens on the session socket and knows its connections."""
+
+    def __init__(self, context: Context, path: Path, mode: int) -> None:
+        self.context = context
+        self.path = path
+        self.connections: set[Connection] = set()
+        self.by_session: dict[Session, Connection] = {}
+        self._mode = mode
+        self._listener: socket.socket | None = None
+
+    def start(self) -> None:
+        """Bind and listen. Raises OSError; a socket that nobody answers on any more is replaced."""
+        self._listener = bind_unix(self.path, self._mode)
+        self._accept_again()
+
+    def _accept_again(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._on_client)
+
+    def _on_client(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            _log.error("cannot take a client", reason=str(error))
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listener.fileno())
+            loop.call_later(ACCEPT_RETRY_S, self._accept_again)
+            return
+        self._admit(sock)
+
+    def _admit(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        # Twice as many as sessions: those that have not opened one yet have their time-out.
+        if len(self.connections) >= 2 * self.context.config.server.max_sessions:
+            sock.close()
+            return
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
+        self.connections.add(Connection(self.context, sock, self._opened, self._gone))
+
+    def _opened(self, connection: Connection, session: Session) -> None:
+        self.by_session[session] = connection
+
+    def _gone(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if connection.session is not None:
+            self.by_session.pop(connection.session, None)
+
+    def retired(self, session: Session, segment_ids: Sequence[int]) -> bool:
+        """Tell a session to let go of segments; False where it is not one of this socket's."""
+        connection = self.by_session.get(session)
+        if connection is not None:
+            connection.send_retired(segment_ids)
+        return connection is not None
+
+    def stop_listening(self) -> None:
+        """Take no new clients."""
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+            self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Part with every client."""
+        self.stop_listening()
+        for connection in list(self.connections):
+            connection.close("the daemon stops")
+
+
+def bind_unix(path: Path, mode: int) -> socket.socket:
+    """A listening Unix socket with exactly this mode. Raises OSError, see `clear_stale`."""
+    clear_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        old = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(old)
+        path.chmod(mode)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def clear_stale(path: Path) -> None:
+    """Make way for a socket: its directory exists, and no socket that nobody answers on is left.
+
+    Raises FileExistsError where another process serves on it or something else than a socket lies there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        kind = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise FileExistsError(f"{path} is not a socket: move it away, or choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except BlockingIOError:
+            pass  # its backlog is full: somebody serves
+    raise FileExistsError(f"another process serves on {path}")

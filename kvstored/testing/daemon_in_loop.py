@@ -1,0 +1,58 @@
+"""A whole daemon in the caller's own event loop, for tests that want to look inside while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from kvstored.config import Config
+from kvstored.daemon import Daemon
+
+MIB = 1 << 20
+
+
+def tenant(name: str, **settings: Any) -> dict[str, Any]:
+    """A tenant's settings; its token is `token_of(name)`."""
+    return {"name": name, "tokens_sha256": [hashlib.sha256(token_of(name).encode()).hexdigest()], **settings}
+
+
+def token_of(name: str) -> str:
+    """The token of a tenant made with `tenant`."""
+    return f"token of {name}"
+
+
+def config_in(directory: Path, settings: Mapping[str, Any], *, nvme: bool = False) -> Config:
+    """A small daemon's configuration, all of its files in one directory; `settings` are sections."""
+    own: dict[str, dict[str, Any]] = {
+        "server": {"session_socket": directory / "session.sock", "grpc_socket": directory / "grpc.sock"},
+        "dram": {"capacity_bytes": 8 * MIB, "segment_bytes": MIB, "huge_pages": "never", "lock": "never"},
+        "limits": {"staging_bytes_per_session": 4 * MIB},
+        "metrics": {"enabled": False},
+        "nvme": {"capacity_bytes": 64 * MIB, "extent_bytes": 32 * MIB, "paths": [directory / "nvme"] if nvme else []},
+    }
+    merged: dict[str, Any] = dict(own)
+    for section, values in settings.items():
+        merged[section] = {**own.get(section, {}), **values} if isinstance(values, Mapping) else values
+    return Config.model_validate(merged)
+
+
+@asynccontextmanager
+async def serving(
+    directory: Path, settings: Mapping[str, Any] | None = None, *, nvme: bool = False
+) -> AsyncIterator[Daemon]:
+    """A daemon that serves until the end of the block. Signals go where they went before."""
+    if nvme:
+        (directory / "nvme").mkdir(exist_ok=True)
+    daemon = Daemon(config_in(directory, settings or {}, nvme=nvme))
+    try:
+        await daemon.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+        yield daemon
+    finally:
+        await daemon.stop(flush=False)
