@@ -43,9 +43,9 @@ class Pool:
                 stamp = (index << 32 | start).to_bytes(8, "little")
                 view[start : start + len(piece)] = stamp + piece[8:]
 
-    def wrong_blocks(self, other: Pool) -> int:
-        """How many blocks differ from the other pool's."""
-        pairs = zip(self.addresses, other.addresses, strict=True)
+    def wrong_blocks(self, other: Pool, blocks: int | None = None) -> int:
+        """How many blocks differ from the other pool's, of the first `blocks` or of all."""
+        pairs = zip(self.addresses[:blocks], other.addresses[:blocks], strict=True)
         return sum(_MEMCMP(a, b, self.block_bytes) != 0 for a, b in pairs)
 
     @property

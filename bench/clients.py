@@ -35,17 +35,27 @@ class Task:
 
 
 class Span(NamedTuple):
-    """When one client started and ended each half of a round, and whether its bytes were right."""
+    """When one client started and ended each half of a round, and what it was delivered."""
 
     memmove_start_s: float
     memmove_end_s: float
     get_start_s: float
     get_end_s: float
-    intact: bool
+    missed_blocks: int
+    wrong_blocks: int
 
 
-def aggregate(task: Task, clients: int) -> tuple[float, float, int]:
-    """Bytes per second that so many clients get and memmove, in GB/s, and how many rounds had wrong bytes."""
+class Aggregate(NamedTuple):
+    """What the clients of all rounds did together."""
+
+    get_gbps: float
+    memmove_gbps: float
+    missed_blocks: int
+    wrong_blocks: int
+
+
+def aggregate(task: Task, clients: int) -> Aggregate:
+    """Run so many clients and add up what they do."""
     context = multiprocessing.get_context("spawn")
     barrier, queue = context.Barrier(clients), context.Queue()
     processes = [context.Process(target=_client, args=(task, barrier, queue), daemon=True) for _ in range(clients)]
@@ -60,21 +70,27 @@ def aggregate(task: Task, clients: int) -> tuple[float, float, int]:
     return _figures(spans, clients * len(task.hashes) * task.block_bytes)
 
 
-def _figures(spans: Sequence[Sequence[Span]], total_bytes: int) -> tuple[float, float, int]:
+def _figures(spans: Sequence[Sequence[Span]], total_bytes: int) -> Aggregate:
     rounds = list(zip(*spans, strict=True))
     get_s = [max(s.get_end_s for s in r) - min(s.get_start_s for s in r) for r in rounds]
     memmove_s = [max(s.memmove_end_s for s in r) - min(s.memmove_start_s for s in r) for r in rounds]
-    wrong = sum(not span.intact for r in rounds for span in r)
-    return total_bytes / median(get_s) / GB, total_bytes / median(memmove_s) / GB, wrong
+    every = [span for each in spans for span in each]
+    return Aggregate(
+        get_gbps=total_bytes / median(get_s) / GB,
+        memmove_gbps=total_bytes / median(memmove_s) / GB,
+        missed_blocks=sum(span.missed_blocks for span in every),
+        wrong_blocks=sum(span.wrong_blocks for span in every),
+    )
 
 
 def _client(task: Task, barrier: Barrier, queue: Any) -> None:
     source = Pool(len(task.hashes), task.block_bytes, seed=1)
     source.fill(seed=task.fill_seed)
     destination = Pool(len(task.hashes), task.block_bytes, seed=2)
-    with Client(task.address, name="bench.clients") as client:
+    with Client(task.address, name="bench.clients", staging_bytes=1 << 20, connect_timeout_s=_TIMEOUT_S) as client:
         namespace = client.namespace(NamespaceSpec.FromString(task.spec))
-        client.get_into(namespace, task.hashes, destination.views)  # maps the segments
+        delivered = client.get_into(namespace, task.hashes, destination.views)  # maps the segments
+        assert delivered == len(task.hashes), f"{delivered} of {len(task.hashes)} blocks are resident"
         rounds = []
         for _ in range(task.repeats):
             barrier.wait(_TIMEOUT_S)
@@ -86,6 +102,7 @@ def _client(task: Task, barrier: Barrier, queue: Any) -> None:
             get_start_s = time.monotonic()
             delivered = client.get_into(namespace, task.hashes, destination.views)
             get_end_s = time.monotonic()
-            intact = delivered == len(task.hashes) and not destination.wrong_blocks(source)
-            rounds.append(Span(memmove_start_s, memmove_end_s, get_start_s, get_end_s, intact))
+            times = (memmove_start_s, memmove_end_s, get_start_s, get_end_s)
+            wrong = destination.wrong_blocks(source, delivered)
+            rounds.append(Span(*times, missed_blocks=len(task.hashes) - delivered, wrong_blocks=wrong))
     queue.put(rounds)

@@ -71,6 +71,7 @@ FIGURES: Final = (
     Figure("get_speedup_over_redis", "time of the Redis get / time of the get, repeat by repeat", ">= 5"),
     Figure("put_speedup_over_redis", "time of the Redis put / time of the put, repeat by repeat"),
     Figure("wrong_blocks", "blocks delivered with other bytes than were put", "== 0"),
+    Figure("missed_blocks", "resident blocks that a client process was not delivered", "== 0"),
     Figure("repeats", "interleaved repeats behind each median"),
     Figure("foreign_cpu_share", "share of all CPUs that other processes of the machine used meanwhile"),
     Figure("block_bytes", "main block size"),
@@ -86,7 +87,7 @@ class TransferBench:
         self._repeats: int = arguments.repeats
         self._total_bytes: int = arguments.mib * MIB
         self._with_redis: bool = not arguments.no_redis
-        self._wrong_blocks = 0
+        self._wrong_blocks = self._missed_blocks = 0
 
     def run(self) -> Values:
         """Everything; returns all figures."""
@@ -98,8 +99,14 @@ class TransferBench:
             values |= self._main(cell) if not suffix else self._side(cell, suffix)
             cell.close()
             self._wrong_blocks += cell.wrong_blocks
-        values |= {"wrong_blocks": self._wrong_blocks, "repeats": self._repeats}
-        return values | {"block_bytes": _MAIN_BYTES, "blocks": self._total_bytes // _MAIN_BYTES}
+        return {
+            **values,
+            "wrong_blocks": self._wrong_blocks,
+            "missed_blocks": self._missed_blocks,
+            "repeats": self._repeats,
+            "block_bytes": _MAIN_BYTES,
+            "blocks": self._total_bytes // _MAIN_BYTES,
+        }
 
     def _side(self, cell: Cell, suffix: str) -> Values:
         for _ in range(self._repeats):
@@ -192,12 +199,13 @@ class TransferBench:
             fill_seed=cell.block_bytes,
             repeats=self._repeats,
         )
-        get_gbps, memmove_gbps, wrong = aggregate(task, clients)
-        self._wrong_blocks += wrong
+        together = aggregate(task, clients)
+        self._wrong_blocks += together.wrong_blocks
+        self._missed_blocks += together.missed_blocks
         return {
-            f"get_gbps_clients_{clients}": get_gbps,
-            f"memmove_gbps_clients_{clients}": memmove_gbps,
-            f"get_ratio_clients_{clients}": memmove_gbps / get_gbps,
+            f"get_gbps_clients_{clients}": together.get_gbps,
+            f"memmove_gbps_clients_{clients}": together.memmove_gbps,
+            f"get_ratio_clients_{clients}": together.memmove_gbps / together.get_gbps,
         }
 
 
