@@ -18,6 +18,7 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored_client import buffers as memory
 from kvstored_client.connection import Connection
+from kvstored_client.errors import Unavailable
 from kvstored_client.mapping import Mapping, Segments
 from kvstored_client.results import Outcome, outcome
 from kvstored_client.slots import Slots
@@ -26,14 +27,33 @@ _NO_SLOTS = Slots(pb.Lease())
 
 
 def copy_plan(slots: Slots, mappings: dict[int, Mapping], targets: memory.Spans) -> list[memory.Run]:
-    """The memmoves that bring blocks to the leading targets. Raises ValueError where buffers are too few or differ."""
-    sizes = slots.sizes_bytes
-    if len(targets.addresses) < len(sizes):
-        raise ValueError(f"{len(targets.addresses)} buffers for {len(sizes)} blocks")
-    if sizes != targets.sizes_bytes[: len(sizes)]:
-        index = next(i for i, size in enumerate(sizes) if size != targets.sizes_bytes[i])
-        raise ValueError(f"block {index} has {sizes[index]} bytes, its buffer {targets.sizes_bytes[index]}")
-    return memory.merge(zip(targets.addresses, slots.addresses(mappings), sizes, strict=False))
+    """The memmoves that bring blocks to the leading targets.
+
+    Raises ValueError where buffers are too few or of another size, Unavailable where a block is
+    outside of its segment.
+    """
+    _check_sizes(slots.sizes_bytes, targets.sizes_bytes)
+    step = targets.addresses.step if isinstance(targets.addresses, range) else 0
+    runs: list[memory.Run] = []
+    for run in slots.runs:
+        mapping, length = mappings[run.segment_id], run.length
+        if run.offset + (length - 1) * run.stride + run.size_bytes > mapping.size_bytes:
+            raise Unavailable(f"{length} blocks at {run.offset} of a segment of {mapping.size_bytes} bytes")
+        source, size = mapping.address + run.offset, run.size_bytes
+        if size == run.stride == step:
+            runs.append((targets.addresses[run.first], source, size * length))
+        else:
+            places = targets.addresses[run.first : run.first + length]
+            runs += [(target, source + i * run.stride, size) for i, target in enumerate(places)]
+    return memory.merge(runs)
+
+
+def _check_sizes(blocks: Sequence[int], targets: Sequence[int]) -> None:
+    if len(targets) < len(blocks):
+        raise ValueError(f"{len(targets)} buffers for {len(blocks)} blocks")
+    if blocks != tuple(targets[: len(blocks)]):
+        index = next(i for i, size in enumerate(blocks) if size != targets[i])
+        raise ValueError(f"block {index} has {blocks[index]} bytes, its buffer {targets[index]}")
 
 
 def map_segments(segments: Segments, slots: Slots) -> dict[int, Mapping]:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Mapping as MappingOf
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from kvstored_proto import frames
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored_client.errors import Unavailable
-from kvstored_client.mapping import Mapping
 
 BYTES_PER_BLOCK: Final = 8 + frames.HEAD.size  # in a reply
 _INDEX_MASK: Final = (1 << frames.SLOT_INDEX_BITS) - 1
 
 
+class SlotRun(NamedTuple):
+    """Consecutive blocks of one size in consecutive slots. A prefix that was put at once is one run, or a few."""
+
+    first: int  # index of the first block
+    length: int
+    segment_id: int
+    offset: int  # of the first block in its segment
+    stride: int  # from one block to the next, in bytes
+    size_bytes: int  # of each block
+
+
 class Slots:
     """The places, sizes and content hashes of a lease's blocks, in chain order."""
 
-    __slots__ = ("_heads", "_places", "sizes_bytes")
+    __slots__ = ("_heads", "_places", "runs", "sizes_bytes")
 
     def __init__(self, lease: pb.Lease) -> None:
         """Unpack. Raises Unavailable for a lease that is not whole."""
@@ -28,7 +39,8 @@ class Slots:
             raise Unavailable(f"a lease of {len(lease.slots)} and {len(lease.heads)} bytes is not whole")
         self._places: tuple[int, ...] = struct.unpack(f"<{count}Q", lease.slots)
         self._heads = lease.heads
-        self.sizes_bytes: list[int] = [size for _, _, size, _ in frames.HEAD.iter_unpack(lease.heads)]
+        self.sizes_bytes: tuple[int, ...] = _sizes(count).unpack(lease.heads)
+        self.runs = [self._run(first, end) for first, end in self._bounds()]
 
     def __len__(self) -> int:
         return len(self._places)
@@ -36,7 +48,12 @@ class Slots:
     @property
     def segment_ids(self) -> set[int]:
         """The segments that they lie in."""
-        return {place >> frames.SLOT_INDEX_BITS for place in self._places}
+        return {run.segment_id for run in self.runs}
+
+    @property
+    def size_bytes(self) -> int:
+        """All blocks together."""
+        return sum(self.sizes_bytes)
 
     @property
     def content_hashes(self) -> list[bytes]:
@@ -44,21 +61,40 @@ class Slots:
         return [content_hash for _, _, _, content_hash in frames.HEAD.iter_unpack(self._heads)]
 
     def place(self, index: int) -> tuple[int, int, int]:
-        """Segment, offset in it and size of one block."""
-        place, size = self._places[index], self.sizes_bytes[index]
-        return place >> frames.SLOT_INDEX_BITS, (place & _INDEX_MASK) * _slot_bytes(size), size
+        """Segment, offset in it and size of one block. Raises IndexError past either end."""
+        run = self._run(index, index + 1)
+        return run.segment_id, run.offset, run.size_bytes
 
-    def addresses(self, mappings: MappingOf[int, Mapping]) -> list[int]:
-        """Where each block is in this process. Raises Unavailable for one that is outside of its segment."""
-        found = []
-        for place, size in zip(self._places, self.sizes_bytes, strict=True):
-            mapping = mappings[place >> frames.SLOT_INDEX_BITS]
-            offset = (place & _INDEX_MASK) * _slot_bytes(size)
-            if offset + size > mapping.size_bytes:
-                raise Unavailable(f"a block at {offset} of a segment of {mapping.size_bytes} bytes")
-            found.append(mapping.address + offset)
-        return found
+    def _bounds(self) -> Iterator[tuple[int, int]]:
+        """First and end of each run."""
+        sizes = self.sizes_bytes
+        uniform = len(set(sizes)) <= 1
+        first, expected = 0, -1
+        for i, place in enumerate(self._places):
+            if place != expected or not (uniform or sizes[i] == sizes[first]):
+                if i:
+                    yield first, i
+                first = i
+            expected = place + 1
+        if self._places:
+            yield first, len(self._places)
+
+    def _run(self, first: int, end: int) -> SlotRun:
+        place, size = self._places[first], self.sizes_bytes[first]
+        stride = -(-size // frames.SLOT_ALIGN_BYTES) * frames.SLOT_ALIGN_BYTES
+        return SlotRun(
+            first, end - first, place >> frames.SLOT_INDEX_BITS, (place & _INDEX_MASK) * stride, stride, size
+        )
 
 
-def _slot_bytes(size_bytes: int) -> int:
-    return -(-size_bytes // frames.SLOT_ALIGN_BYTES) * frames.SLOT_ALIGN_BYTES
+@functools.lru_cache(maxsize=64)
+def _sizes(count: int) -> struct.Struct:
+    """Takes the sizes alone out of so many heads: a tenth of the time of taking heads apart."""
+    return struct.Struct("<" + "12xI16x" * count)
+
+
+def _check_layout() -> None:
+    assert struct.calcsize("<12xI16x") == frames.HEAD.size, "the heads of the protocol changed"
+
+
+_check_layout()

@@ -182,7 +182,7 @@ def _to_blocks(core: Core, connection: Connection, reply: pb.GetReply, shards: i
     finally:
         if not kept:
             _release(connection, reply)
-    _count_delivery(core, slots, sum(sum(each.sizes_bytes) for each in slots))
+    _count_delivery(core, slots, sum(each.size_bytes for each in slots))
     return blocks  # type: ignore[no-any-return]
 
 
@@ -200,7 +200,7 @@ def get_into(
         slots = _checked_slots(reply, len(namespaces))
         if not slots:
             return 0
-        size_bytes = sum(sum(each.sizes_bytes) for each in slots)
+        size_bytes = sum(each.size_bytes for each in slots)
         yield Work(partial(_copy_out, connection, slots, targets), size_bytes)
         # Asked before the release, after the last byte: a yes means that every byte was under the lease.
         if not connection.alive():

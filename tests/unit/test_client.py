@@ -1,0 +1,628 @@
+import gc
+import os
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from fake_daemon import SLOT_BYTES, FakeDaemon
+from kvstored_client import Client, NamespaceSpec, Outcome, Refused, Unavailable
+from kvstored_client import buffers as memory
+from kvstored_proto.v1 import kvstored_pb2 as pb
+
+SPEC = NamespaceSpec(model="m", block_tokens=4)
+HASHES = [bytes([i]) * 32 for i in range(1, 9)]
+BLOCKS = [bytes([i]) * 1000 for i in range(1, 9)]
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    fake = FakeDaemon(tmp_path)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def client(daemon):
+    with Client(daemon.address, timeout_s=5.0, staging_bytes=1 << 20) as made:
+        yield made
+
+
+@pytest.fixture
+def namespace(client):
+    return client.namespace(SPEC)
+
+
+def eventually(condition):
+    """One-way messages have no reply to wait for."""
+    deadline_s = time.monotonic() + 5.0
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen"
+        time.sleep(0.001)
+
+
+def gone():
+    """Longer than the breaker's first period."""
+    time.sleep(0.06)
+
+
+# ---- reading and writing ----
+
+
+def test_what_was_put_is_found_and_read_back(client, namespace, daemon):
+    result = client.put(namespace, HASHES[:3], BLOCKS[:3])
+    assert (result.stored, result.existing, result.refused) == (3, 0, 0)
+    assert result.outcomes == [Outcome.HIT] * 3
+    found = client.lookup(namespace, HASHES[:5])
+    assert (found.prefix_blocks, found.outcome) == (3, Outcome.MISS)
+    buffers = [bytearray(1000) for _ in range(5)]
+    assert client.get_into(namespace, HASHES[:5], buffers) == 3
+    assert [bytes(b) for b in buffers] == [*BLOCKS[:3], bytes(1000), bytes(1000)]
+    eventually(lambda: not daemon.leases)
+
+
+def test_blocks_are_read_in_place_and_only_inside_the_with_block(client, namespace, daemon):
+    client.put(namespace, HASHES[:2], BLOCKS[:2])
+    with client.get(namespace, HASHES[:3]) as blocks:
+        assert len(blocks) == 2
+        assert blocks.outcome == Outcome.MISS
+        view = blocks[1]
+        assert bytes(view) == BLOCKS[1]
+        assert view.readonly
+        assert [bytes(b) for b in blocks] == BLOCKS[:2]
+        assert blocks.valid()
+        assert daemon.leases == {blocks.lease_id}
+        assert blocks.content_hashes == [h[:16] for h in HASHES[:2]]
+    with pytest.raises(ValueError, match="released"):
+        bytes(view)
+    assert not blocks.valid()
+    eventually(lambda: not daemon.leases)
+
+
+def test_numpy_and_torch_see_the_memory_itself(client, namespace, daemon):
+    torch = pytest.importorskip("torch")
+    client.put(namespace, HASHES[:1], [np.arange(8, dtype=np.float32)])
+    with client.get(namespace, HASHES[:1]) as blocks:
+        array = blocks.numpy(0, np.float32, (2, 4))
+        tensor = blocks.torch(0, "float32", (2, 4))
+        assert not array.flags.writeable
+        daemon.memory[0:4] = np.float32(7).tobytes()
+        assert (array[0, 0], float(tensor[0, 0])) == (7.0, 7.0)
+
+
+def test_copy_into_takes_more_buffers_than_blocks(client, namespace):
+    client.put(namespace, HASHES[:2], BLOCKS[:2])
+    buffers = [bytearray(1000) for _ in range(3)]
+    with client.get(namespace, HASHES[:3]) as blocks:
+        assert blocks.copy_into(buffers) == 2
+        with pytest.raises(ValueError, match="1 buffers for 2 blocks"):
+            blocks.copy_into(buffers[:1])
+    assert [bytes(b) for b in buffers] == [*BLOCKS[:2], bytes(1000)]
+
+
+def test_a_contiguous_buffer_of_full_slots_is_filled_in_order(client, namespace):
+    data = np.random.default_rng(1).integers(0, 255, 8 * SLOT_BYTES, np.uint8)
+    assert client.put(namespace, HASHES, data).stored == 8
+    copy = np.zeros_like(data)
+    assert client.get_into(namespace, HASHES, copy) == 8
+    assert (copy == data).all()
+
+
+def test_blocks_of_different_sizes_keep_their_sizes(client, namespace, daemon):
+    blocks = [b"a" * 10, b"b" * 4096, b"c" * 77]
+    assert client.put(namespace, HASHES[:3], blocks).stored == 3
+    assert list(daemon.asked_for(pb.OPERATION_RESERVE)[0].sizes_bytes) == [10, 4096, 77]
+    with client.get(namespace, HASHES[:3]) as held:
+        assert [bytes(b) for b in held] == blocks
+
+
+def test_several_namespaces_give_one_shard_each(client, namespace):
+    client.put(namespace, HASHES[:2], BLOCKS[:2])
+    with client.get([namespace, namespace], HASHES[:2]) as blocks:
+        assert [len(shard) for shard in blocks.shards] == [2, 2]
+        with pytest.raises(IndexError, match="shards"):
+            blocks[0]
+    targets = [[bytearray(1000), bytearray(1000)] for _ in range(2)]
+    assert client.get_into([namespace, namespace], HASHES[:2], targets) == 2
+    assert bytes(targets[1][1]) == BLOCKS[1]
+
+
+def test_more_blocks_than_one_call_carries_go_in_several(client, namespace, daemon):
+    hashes = [i.to_bytes(16, "little") for i in range(150)]  # the limit is 64
+    assert client.put(namespace, hashes, [b"x"] * 150, parent=b"p" * 16).stored == 150
+    parents = [request.parent for request in daemon.asked_for(pb.OPERATION_RESERVE)]
+    assert parents == [b"p" * 16, hashes[63], hashes[127]]
+    assert client.contains(namespace, [*hashes, b"?" * 16]) == [Outcome.HIT] * 150 + [Outcome.MISS]
+    assert client.touch(namespace, hashes) == 150
+    assert client.lookup(namespace, hashes).prefix_blocks == 64, "the leading ones: a lower bound"
+    assert client.delete(namespace, hashes) == 150
+
+
+def test_a_put_larger_than_the_staging_ring_goes_through_it_in_turns(client, namespace, daemon):
+    hashes = [i.to_bytes(16, "little") for i in range(48)]
+    blocks = [bytes([i]) * SLOT_BYTES for i in range(48)]
+    with Client(daemon.address, staging_bytes=8 * SLOT_BYTES) as small:
+        assert small.put(small.namespace(SPEC), hashes, blocks).stored == 48
+    with client.get(namespace, hashes) as held:
+        assert [bytes(b) for b in held] == blocks
+
+
+def test_a_client_without_staging_is_refused_its_puts_and_reads_on(client, namespace, daemon):
+    client.put(namespace, HASHES[:1], BLOCKS[:1])
+    with Client(daemon.address, staging_bytes=0) as reader:
+        assert reader.put(reader.namespace(SPEC), HASHES[:2], BLOCKS[:2]).refused == 1
+        assert reader.lookup(reader.namespace(SPEC), HASHES[:1]).prefix_blocks == 1
+        eventually(lambda: not daemon.reservations)
+
+
+# ---- staging ----
+
+
+def test_staged_blocks_are_readable_after_their_commit(client, namespace):
+    client.put(namespace, HASHES[:1], BLOCKS[:1])
+    with client.stage(namespace, HASHES[:3], 1000) as staged:
+        assert [view is None for view in staged.views] == [True, False, False]
+        assert staged.outcomes == [Outcome.HIT, Outcome.RESERVED, Outcome.RESERVED]
+        for view, block in zip(staged.views[1:], BLOCKS[1:3], strict=True):
+            view[:] = block
+        result = staged.commit()
+    assert (result.stored, result.existing) == (2, 1)
+    with client.get(namespace, HASHES[:3]) as blocks:
+        assert [bytes(b) for b in blocks] == BLOCKS[:3]
+
+
+def test_staged_blocks_without_a_commit_are_undone(client, namespace, daemon):
+    with client.stage(namespace, HASHES[:3], 1000) as staged:
+        view = staged.views[0]
+        assert len(daemon.reservations) == 1
+    eventually(lambda: not daemon.reservations)
+    with pytest.raises(ValueError, match="released"):
+        view[0] = 1
+    assert staged.commit().stored == 0, "too late"
+    ring = client._core.connection.staging
+    assert ring.free_bytes == ring.size_bytes
+
+
+def test_staging_more_than_the_ring_holds_reserves_the_leading_blocks(client, namespace, daemon):
+    with Client(daemon.address, staging_bytes=8 * SLOT_BYTES) as small:
+        with small.stage(small.namespace(SPEC), [*HASHES, b"n" * 32, b"m" * 32], SLOT_BYTES) as staged:
+            assert staged.outcomes == [Outcome.RESERVED] * 8 + [Outcome.NO_ROOM] * 2
+            assert staged.commit().stored == 8
+        eventually(lambda: not daemon.reservations)
+
+
+# ---- the daemon is absent, late or full ----
+
+
+def test_without_a_daemon_everything_is_a_miss_and_nothing_raises(tmp_path):
+    client = Client(f"unix:{tmp_path}/nobody")
+    namespace = client.namespace(SPEC)
+    assert not client.connected
+    assert namespace.chain_seed == namespace.digest == b""
+    assert len(namespace.chain(range(8))) == 2
+    assert client.lookup(namespace, HASHES).outcome == Outcome.MISS
+    assert client.contains(namespace, HASHES) == [Outcome.MISS] * 8
+    with client.get(namespace, HASHES) as blocks:
+        assert len(blocks) == 0
+        assert list(blocks) == []
+        assert blocks.copy_into([]) == 0
+    assert client.get_into(namespace, HASHES, bytearray(80)) == 0
+    assert client.put(namespace, HASHES, BLOCKS).refused == 8
+    with client.stage(namespace, HASHES, 10) as staged:
+        assert staged.views == [None] * 8
+        assert staged.commit().refused == 8
+    prefetch = client.prefetch(namespace, HASHES)
+    assert (prefetch.outcome, prefetch.poll().done) == (Outcome.MISS, True)
+    assert (client.touch(namespace, HASHES), client.delete(namespace, HASHES), client.status()) == (0, 0, None)
+    assert client.stats.misses_unavailable >= 9
+    with pytest.raises(Unavailable):
+        client.call(pb.OPERATION_STATUS, pb.StatusRequest(), pb.StatusReply)
+    client.close()
+
+
+def test_while_the_breaker_is_open_nobody_knocks(daemon, client, namespace):
+    daemon.stop()
+    assert client.lookup(namespace, HASHES).prefix_blocks == 0
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    listener.bind(daemon.path)
+    client._core.breaker._retry_at_s = time.monotonic() + 60.0
+    for _ in range(100):
+        assert client.lookup(namespace, HASHES).prefix_blocks == 0
+    listener.listen(1)
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+    listener.close()
+    os.unlink(daemon.path)
+
+
+def test_a_daemon_that_comes_late_is_found(tmp_path):
+    client = Client(f"unix:{tmp_path}/s")
+    namespace = client.namespace(SPEC)
+    daemon = FakeDaemon(tmp_path)
+    gone()
+    assert client.put(namespace, HASHES[:1], BLOCKS[:1]).stored == 1
+    assert len(namespace.chain_seed) == 16
+    client.close()
+    daemon.close()
+
+
+def test_after_a_restart_the_next_call_opens_session_and_namespaces_again(client, namespace, daemon):
+    client.put(namespace, HASHES[:1], BLOCKS[:1])
+    assert client.boot_id == 1
+    daemon.stop()
+    daemon.start()
+    assert client.lookup(namespace, HASHES[:1]).prefix_blocks == 1
+    assert client.boot_id == 2
+    assert client.stats.reconnects == 1
+    assert daemon.counts[pb.OPERATION_OPEN_NAMESPACE] == 2
+
+
+def test_a_session_that_ends_during_the_copy_delivers_nothing(client, namespace, daemon, monkeypatch):
+    client.put(namespace, HASHES[:2], BLOCKS[:2])
+    copy = memory.copy_runs
+
+    def copy_and_die(runs):
+        copy(runs)
+        daemon.hang_up()
+
+    monkeypatch.setattr(memory, "copy_runs", copy_and_die)
+    assert client.get_into(namespace, HASHES[:2], bytearray(2000)) == 0
+    assert client.stats.deliveries_lost == 1
+
+
+def test_held_blocks_know_that_their_session_has_ended(client, namespace, daemon):
+    client.put(namespace, HASHES[:2], BLOCKS[:2])
+    with client.get(namespace, HASHES[:2]) as blocks:
+        daemon.hang_up()
+        assert not blocks.valid()
+        assert blocks.copy_into(bytearray(2000)) == 0
+
+
+def test_a_daemon_that_does_not_answer_costs_one_timeout_and_then_nothing(daemon):
+    client = Client(daemon.address, timeout_s=0.05)
+    namespace = client.namespace(SPEC)
+    assert client.lookup(namespace, HASHES).outcome == Outcome.MISS
+    daemon.silent = {pb.OPERATION_LOOKUP}
+    client._core.breaker._clock = lambda: 0.0  # its period never ends
+    for _ in range(20):
+        assert client.lookup(namespace, HASHES).prefix_blocks == 0
+    assert client.stats.timeouts == 1
+    assert daemon.counts[pb.OPERATION_LOOKUP] == 2
+    daemon.silent = set()
+    daemon.answer_held()
+    eventually(lambda: client.lookup(namespace, HASHES).outcome == Outcome.MISS and client._core.breaker.closed)
+    assert client.stats.late_replies == 1
+    client.close()
+
+
+def test_a_session_with_several_timeouts_in_a_row_is_given_up(daemon):
+    client = Client(daemon.address, timeout_s=0.02)
+    namespace = client.namespace(SPEC)
+    client.lookup(namespace, HASHES)
+    daemon.silent = {pb.OPERATION_LOOKUP}
+    for _ in range(3):
+        client.lookup(namespace, HASHES)
+        client._core.breaker._retry_at_s = 0.0
+    assert not client.connected
+    daemon.silent = set()
+    assert client.touch(namespace, HASHES) == 0
+    assert client.stats.reconnects == 1
+    client.close()
+
+
+def test_what_a_late_reply_gives_is_given_back(daemon):
+    client = Client(daemon.address, timeout_s=0.05)
+    namespace = client.namespace(SPEC)
+    client.put(namespace, HASHES[:2], BLOCKS[:2])
+    daemon.silent = {pb.OPERATION_GET, pb.OPERATION_RESERVE, pb.OPERATION_PREFETCH}
+    assert len(client.get(namespace, HASHES[:2])) == 0
+    client._core.breaker.success()
+    assert client.put(namespace, HASHES[2:4], BLOCKS[2:4]).refused == 2
+    client._core.breaker.success()
+    assert client.prefetch(namespace, HASHES).outcome == Outcome.MISS
+    daemon.silent = set()
+    daemon.answer_held()
+    client._core.breaker.success()
+    eventually(lambda: client.status() and daemon.counts[pb.OPERATION_CANCEL_PREFETCH])
+    eventually(lambda: not daemon.leases and not daemon.reservations)
+    client.close()
+
+
+def test_staging_of_an_unanswered_commit_is_not_used_again_before_the_answer(daemon):
+    client = Client(daemon.address, timeout_s=0.05, staging_bytes=8 * SLOT_BYTES)
+    namespace = client.namespace(SPEC)
+    daemon.silent = {pb.OPERATION_COMMIT}
+    assert client.put(namespace, HASHES[:1], BLOCKS[:1]).refused == 1
+    ring = client._core.connection.staging
+    assert ring.free_bytes == ring.size_bytes - SLOT_BYTES
+    daemon.silent = set()
+    client._core.breaker.success()
+    assert client.put(namespace, HASHES[1:2], BLOCKS[1:2]).stored == 1
+    assert ring.free_bytes == ring.size_bytes - SLOT_BYTES
+    daemon.answer_held()
+    eventually(lambda: client.status() and ring.free_bytes == ring.size_bytes)
+    with client.get(namespace, HASHES[:2]) as blocks:
+        assert [bytes(b) for b in blocks] == BLOCKS[:2]
+    client.close()
+
+
+def test_a_throttled_put_is_tried_again_while_its_caller_waits(client, namespace, daemon):
+    daemon.throttle_reserves = 2
+    assert client.put(namespace, HASHES[:2], BLOCKS[:2], wait_s=5.0).stored == 2
+    assert client.stats.throttled == 2
+
+
+def test_a_throttled_put_whose_caller_does_not_wait_is_refused_at_once(client, namespace, daemon):
+    daemon.throttle_reserves = 5
+    result = client.put(namespace, HASHES[:2], BLOCKS[:2])
+    assert (result.refused, result.outcomes) == (2, [Outcome.THROTTLED] * 2)
+    assert daemon.counts[pb.OPERATION_RESERVE] == 1
+
+
+def test_a_refusal_is_a_miss_for_data_and_an_error_for_tools(client, namespace, daemon):
+    daemon.refuse = {pb.OPERATION_LOOKUP: (8, "too many"), pb.OPERATION_STATUS: (7, "not allowed")}
+    assert client.lookup(namespace, HASHES).outcome == Outcome.MISS
+    assert client.stats.refused == 1
+    with pytest.raises(Refused, match="not allowed") as refusal:
+        client.call(pb.OPERATION_STATUS, pb.StatusRequest(), pb.StatusReply)
+    assert refusal.value.code == 7
+
+
+def test_a_put_whose_daemon_dies_halfway_counts_what_was_stored(client, namespace, daemon):
+    hashes = [i.to_bytes(16, "little") for i in range(100)]  # two calls
+
+    def die(peer):
+        daemon.before_reply.clear()
+        peer.sock.shutdown(socket.SHUT_RDWR)
+
+    client.put(namespace, hashes[:1], [b"x"])
+    daemon.before_reply = {pb.OPERATION_COMMIT: die}
+    result = client.put(namespace, hashes, [b"x"] * 100)
+    assert (result.stored, result.existing) == (0, 1)
+    assert result.refused == 99
+
+
+def test_a_daemon_of_another_protocol_is_not_used(tmp_path, daemon):
+    daemon.protocol = 99
+    client = Client(daemon.address)
+    assert not client.connected
+    client.close()
+
+
+def test_what_a_newer_daemon_adds_is_ignored(client, namespace, daemon):
+    daemon.features = ["telepathy"]
+    daemon.hang_up()
+    assert client.lookup(namespace, HASHES).outcome == Outcome.MISS
+    fd = os.memfd_create("unknown")
+    daemon.peers[-1].send(250, 0, pb.StatusReply(), 0, (fd,))
+    os.close(fd)
+    assert client.put(namespace, HASHES[:1], BLOCKS[:1]).stored == 1
+    assert client.stats.connects == 2
+    assert not any("unknown" in os.readlink(f"/proc/self/fd/{n}") for n in _open_fds())
+
+
+def _open_fds():
+    return [n for n in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{n}")]
+
+
+def test_garbage_from_the_daemon_ends_the_session_not_the_engine(client, namespace, daemon):
+    daemon.peers[-1].sock.sendall(b"\xff" * 64)
+    assert client.lookup(namespace, HASHES).outcome == Outcome.MISS
+    assert client.lookup(namespace, HASHES).outcome == Outcome.MISS
+    assert client.connected
+
+
+# ---- the caller's own mistakes ----
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_wrong_arguments_raise_with_and_without_a_daemon(client, daemon, absent):
+    if absent:
+        daemon.stop()
+    namespace = client.namespace(SPEC)
+    with pytest.raises(ValueError, match="1 buffers for 2 blocks"):
+        client.put(namespace, HASHES[:2], BLOCKS[:1])
+    with pytest.raises(TypeError, match="read-only"):
+        client.get_into(namespace, HASHES[:1], [b"fixed"])
+    with pytest.raises(TypeError, match="not a namespace"):
+        client.lookup("m", HASHES)
+    with pytest.raises(ValueError, match="same size"):
+        client.lookup(namespace, [b"a" * 8, b"b" * 9])
+    with pytest.raises(ValueError, match="block_bytes"):
+        client.stage(namespace, HASHES, 0)
+
+
+def test_a_buffer_of_another_size_than_its_block_raises_and_releases(client, namespace, daemon):
+    client.put(namespace, HASHES[:2], BLOCKS[:2])
+    with pytest.raises(ValueError, match="block 1 has 1000 bytes, its buffer 999"):
+        client.get_into(namespace, HASHES[:2], [bytearray(1000), bytearray(999)])
+    eventually(lambda: not daemon.leases)
+
+
+def test_no_hashes_ask_nothing(client, namespace, daemon):
+    assert client.lookup(namespace, []).outcome == Outcome.HIT
+    assert client.get_into(namespace, [], []) == 0
+    assert client.put(namespace, [], []).outcomes == []
+    assert daemon.counts[pb.OPERATION_LOOKUP] == 0
+
+
+def test_addresses_of_other_kinds_are_refused():
+    with pytest.raises(ValueError, match="unix:PATH"):
+        Client("tcp:localhost:1")
+
+
+# ---- giving back ----
+
+
+def test_blocks_are_released_when_their_user_raises(client, namespace, daemon):
+    client.put(namespace, HASHES[:1], BLOCKS[:1])
+    with pytest.raises(KeyError), client.get(namespace, HASHES[:1]):
+        raise KeyError
+    eventually(lambda: not daemon.leases)
+
+
+def test_blocks_and_staged_puts_that_nobody_closes_are_given_back_by_the_collector(client, namespace, daemon):
+    client.put(namespace, HASHES[:1], BLOCKS[:1])
+    blocks, staged = client.get(namespace, HASHES[:1]), client.stage(namespace, HASHES[1:2], 1000)
+    assert len(daemon.leases) == len(daemon.reservations) == 1
+    del blocks, staged
+    gc.collect()
+    eventually(lambda: not daemon.leases and not daemon.reservations)
+
+
+def test_a_lease_that_was_handed_over_is_not_released_here(client, namespace, daemon):
+    client.put(namespace, HASHES[:1], BLOCKS[:1])
+    with client.get(namespace, HASHES[:1]) as blocks:
+        lease_ids = blocks.hand_over()
+    client.status()
+    assert daemon.leases == set(lease_ids)
+
+
+def test_a_retired_segment_is_dropped_when_the_last_view_of_it_goes(client, namespace, daemon):
+    client.put(namespace, HASHES[:1], BLOCKS[:1])
+    with client.get(namespace, HASHES[:1]) as blocks:
+        daemon.peers[-1].send(pb.OPERATION_SEGMENTS_RETIRED, 0, pb.SegmentIds(ids=[daemon.segment_id]), 0)
+        client.status()
+        assert bytes(blocks[0]) == BLOCKS[0]
+        assert daemon.counts[pb.OPERATION_SEGMENTS_DROPPED] == 0
+    eventually(lambda: daemon.counts[pb.OPERATION_SEGMENTS_DROPPED] == 1)
+    assert list(daemon.asked_for(pb.OPERATION_SEGMENTS_DROPPED)[0].ids) == [daemon.segment_id]
+
+
+def test_closing_ends_the_session_and_is_safe_to_repeat(client, namespace, daemon):
+    client.put(namespace, HASHES[:1], BLOCKS[:1])
+    client.get_into(namespace, HASHES[:1], bytearray(1000))
+    peer = daemon.peers[-1]
+    client.close()
+    client.close()
+    peer.thread.join(5.0)
+    assert not peer.thread.is_alive()
+    assert not client.connected
+    with pytest.raises(RuntimeError, match="closed"):
+        client.lookup(namespace, HASHES)
+
+
+def test_a_closed_client_leaves_no_descriptor_and_no_memory_behind(daemon):
+    before = len(os.listdir("/proc/self/fd"))
+    client = Client(daemon.address)
+    namespace = client.namespace(SPEC)
+    client.put(namespace, HASHES[:1], BLOCKS[:1])
+    client.get_into(namespace, HASHES[:1], bytearray(1000))
+    client.close()
+    daemon.hang_up()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# ---- threads and forks ----
+
+
+def test_threads_share_one_session_and_each_gets_its_own_answer(client, namespace, daemon):
+    client.put(namespace, HASHES, BLOCKS)
+    wrong = []
+
+    def work(index):
+        for _ in range(40):
+            buffer = bytearray(1000)
+            if client.get_into(namespace, [HASHES[index]], [buffer]) != 1 or bytes(buffer) != BLOCKS[index]:
+                wrong.append(index)
+            if client.lookup(namespace, HASHES[: index + 1]).prefix_blocks != index + 1:
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    assert wrong == []
+    assert client.stats.connects == 1
+    eventually(lambda: not daemon.leases)
+
+
+def test_a_quick_call_is_answered_while_another_thread_waits_for_a_slow_one(client, namespace, daemon):
+    client.lookup(namespace, HASHES)
+    daemon.silent = {pb.OPERATION_TOUCH}
+    results = []
+    slow = threading.Thread(target=lambda: results.append(client.touch(namespace, HASHES)))
+    slow.start()
+    eventually(lambda: daemon.held)
+    assert client.put(namespace, HASHES[:1], BLOCKS[:1]).stored == 1
+    assert client.lookup(namespace, HASHES).prefix_blocks == 1
+    daemon.answer_held()
+    slow.join(5.0)
+    assert results == [1]
+    assert client.stats.timeouts == 0
+
+
+def test_the_lead_passes_on_when_the_leader_has_its_answer(client, namespace, daemon):
+    client.lookup(namespace, HASHES)
+    daemon.silent = {pb.OPERATION_TOUCH, pb.OPERATION_DELETE}
+    results = []
+    leader = threading.Thread(target=lambda: results.append(client.touch(namespace, HASHES)))
+    leader.start()
+    eventually(lambda: len(daemon.held) == 1)
+    follower = threading.Thread(target=lambda: results.append(client.delete(namespace, HASHES)))
+    follower.start()
+    eventually(lambda: len(daemon.held) == 2)
+    first, second = daemon.held
+    daemon.held = [second]
+    daemon.answer(*first)
+    leader.join(5.0)
+    daemon.answer_held()
+    follower.join(5.0)
+    assert results == [0, 0]
+    assert client.stats.timeouts == 0
+
+
+def _in_child(action):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = action()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_forked_child_is_told_and_cannot_disturb_its_parent(client, namespace, daemon):
+    client.put(namespace, HASHES[:1], BLOCKS[:1])
+    blocks = client.get(namespace, HASHES[:1])
+
+    def child():
+        try:
+            client.lookup(namespace, HASHES)
+            return 2
+        except RuntimeError as error:
+            if "fork" not in str(error):
+                return 3
+        blocks.release()
+        client.close()
+        return 0
+
+    assert _in_child(child) == 0
+    assert blocks.valid()
+    assert client.lookup(namespace, HASHES[:1]).prefix_blocks == 1
+    assert len(daemon.leases) == 1
+    assert client.stats.connects == 1
+    blocks.release()
+
+
+def test_a_forked_child_does_not_keep_the_session_alive(client, namespace, daemon):
+    client.lookup(namespace, HASHES)
+    peer = daemon.peers[-1]
+    read_end, write_end = os.pipe()
+
+    pid = os.fork()
+    if pid == 0:
+        os.close(write_end)
+        os.read(read_end, 1)
+        os._exit(0)
+    os.close(read_end)
+    client.close()
+    peer.thread.join(5.0)
+    ended = not peer.thread.is_alive()
+    os.close(write_end)
+    os.waitpid(pid, 0)
+    assert ended

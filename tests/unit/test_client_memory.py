@@ -1,0 +1,153 @@
+import gc
+import mmap
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kvstored_client.errors import Unavailable
+from kvstored_client.mapping import Mapping, Segments
+from kvstored_client.staging import StagingRing
+
+SIZE = 1 << 16
+
+
+@pytest.fixture
+def memfd():
+    fd = os.memfd_create("client-memory-test", os.MFD_CLOEXEC)
+    os.ftruncate(fd, SIZE)
+    yield fd
+    os.close(fd)
+
+
+def mapped():
+    with open("/proc/self/maps") as maps:
+        return sum("client-memory-test" in line for line in maps)
+
+
+def test_a_tier_mapping_shows_the_bytes_and_takes_none(memfd):
+    os.pwrite(memfd, b"kept", 4096)
+    view = Mapping(os.dup(memfd), SIZE, writable=False).view(4096, 4)
+    assert bytes(view) == b"kept"
+    with pytest.raises(TypeError, match="read-only"):
+        view[0] = 0
+
+
+def test_a_staging_mapping_is_the_daemons_memory(memfd):
+    mapping = Mapping(os.dup(memfd), SIZE, writable=True)
+    mapping.view(8, 3)[:] = b"abc"
+    assert os.pread(memfd, 3, 8) == b"abc"
+
+
+def test_a_view_past_the_end_is_refused(memfd):
+    mapping = Mapping(os.dup(memfd), SIZE, writable=False)
+    with pytest.raises(ValueError, match="65535 to 65537"):
+        mapping.view(SIZE - 1, 2)
+
+
+def test_a_segment_smaller_than_announced_is_refused_and_its_descriptor_closed(memfd):
+    copy = os.dup(memfd)
+    with pytest.raises(Unavailable, match="smaller"):
+        Mapping(copy, 2 * SIZE, writable=False)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(copy)
+
+
+def test_memory_stays_mapped_exactly_as_long_as_something_refers_to_it(memfd):
+    mapping = Mapping(os.dup(memfd), SIZE, writable=False)
+    array = np.frombuffer(mapping.view(0, 16), np.uint8)
+    del mapping
+    gc.collect()
+    assert mapped() == 1
+    assert array.sum() == 0
+    del array
+    gc.collect()
+    assert mapped() == 0
+
+
+def test_a_segment_is_mapped_at_its_first_use_only(memfd):
+    segments = Segments(lambda _: None)
+    segments.add(3, os.dup(memfd), SIZE)
+    assert (mapped(), segments.unmapped_bytes([3])) == (0, SIZE)
+    assert segments.get(3) is segments.get(3)
+    assert (mapped(), segments.unmapped_bytes([3])) == (1, 0)
+    segments.close()
+    assert mapped() == 0
+
+
+def test_a_retired_segment_is_reported_dropped_when_its_last_view_goes(memfd):
+    dropped = []
+    segments = Segments(dropped.append)
+    segments.add(3, os.dup(memfd), SIZE)
+    view = segments.get(3).view(0, 8)
+    segments.retire([3])
+    assert dropped == []
+    view.release()
+    assert dropped == [3]
+    assert mapped() == 0
+    with pytest.raises(Unavailable):
+        segments.get(3)
+
+
+def test_a_retired_segment_that_was_never_used_is_dropped_at_once(memfd):
+    dropped = []
+    segments = Segments(dropped.append)
+    copy = os.dup(memfd)
+    segments.add(3, copy, SIZE)
+    segments.retire([3, 99])
+    assert dropped == [3, 99]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(copy)
+
+
+def test_a_closed_table_reports_nothing(memfd):
+    dropped = []
+    segments = Segments(dropped.append)
+    segments.add(3, os.dup(memfd), SIZE)
+    segments.get(3)
+    segments.close()
+    assert (dropped, mapped()) == ([], 0)
+
+
+def test_a_forked_child_does_not_have_the_memory(memfd):
+    mapping = Mapping(os.dup(memfd), SIZE, writable=False)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(mapped())
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert mapped() == 1
+    del mapping
+
+
+# ---- the staging ring ----
+
+
+def ring(pages=16):
+    return StagingRing(-1, pages * mmap.PAGESIZE)
+
+
+def test_regions_do_not_overlap_and_start_on_pages():
+    full = ring(4)
+    regions = [full.take(5000), full.take(1), full.take(4096)]
+    assert [(r.offset, r.size_bytes) for r in regions[:2]] == [(0, 8192), (8192, 4096)]
+    assert regions[2].offset == 12288
+    assert full.take(1) is None
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 20000)), max_size=60))
+def test_whatever_is_taken_and_returned_the_account_adds_up(steps):
+    shared, held = ring(), []
+    for take, size in steps:
+        if take:
+            region = shared.take(size)
+            if region is not None:
+                held.append(region)
+        elif held:
+            shared.give_back(held.pop(size % len(held)))
+        ends = sorted((r.offset, r.offset + r.size_bytes) for r in held)
+        assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+        assert shared.free_bytes + sum(r.size_bytes for r in held) == shared.size_bytes
+    for region in held:
+        shared.give_back(region)
+    assert shared.take(shared.size_bytes) is not None, "returned regions join into one again"
