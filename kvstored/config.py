@@ -180,7 +180,7 @@ def _shown(value: Any) -> str:
 
 def _did_you_mean(key: str) -> str:
     section, _, name = key.rpartition(".")
-    known = _KEYS | Config.model_fields.keys()
+    known = _KEYS if section else _KEYS | Config.model_fields.keys()
     if section.startswith(_TENANTS):
         known = frozenset(f"{section}.{field}" for field in Tenant.model_fields)
     close = difflib.get_close_matches(key, known, n=1) or [other for other in known if other.rpartition(".")[2] == name]

@@ -63,6 +63,7 @@ class Throttle:
             return False
         if len(self._next_s) >= THROTTLED_EVENTS_MAX:
             self._next_s.clear()
+            self._held_back.clear()
         self._next_s[event] = now + self._interval_s
         held_back = self._held_back.pop(event, 0)
         self._log.warning(event, **fields, **({"held_back": held_back} if held_back else {}))

@@ -25,7 +25,7 @@ KeyArgument = Annotated[str, typer.Argument(metavar="[NAMESPACE:]HASH", help="Bl
 
 
 def blocks(context: typer.Context, namespace: NamespaceOption = None, limit: LimitOption = 1000) -> None:
-    """List blocks: hash, size, state, and the tiers they are in."""
+    """List blocks, their size and their tiers."""
     options = options_of(context)
     digest = parse_digest(namespace) if namespace else b""
     with connected(options, "listing blocks") as client:
@@ -39,7 +39,10 @@ def blocks(context: typer.Context, namespace: NamespaceOption = None, limit: Lim
 
 
 def explain(context: typer.Context, key: KeyArgument) -> None:
-    """Say where a block is, or why it is not stored; exit 1 where it is not."""
+    """Say where a block is, or why it is not.
+
+    Exit 1 where it is not stored.
+    """
     options = options_of(context)
     digest, block = parse_key(key)
     with connected(options, f"explaining {key}") as client:

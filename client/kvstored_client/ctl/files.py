@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kvstored_client import Client, Namespace
+from kvstored_client import Client, Namespace, NamespaceSpec
 from kvstored_client.ctl.connection import Exit, Failure, connected, options_of
 from kvstored_client.ctl.keys import parse_digest, parse_hash, parse_spec
 from kvstored_client.ctl.namespaces import spec_of
@@ -32,7 +32,7 @@ SourceArgument = Annotated[Path, typer.Argument(metavar="FILE", help="At most 16
 TargetArgument = Annotated[Path, typer.Argument(metavar="FILE", help="`-` is standard output.")]
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="Block hash in hex.")]
 NewKeyArgument = Annotated[
-    str | None, typer.Argument(metavar="[KEY]", help="Block hash in hex; default: SHA-256 of the file.")
+    str | None, typer.Argument(metavar="KEY", help="Block hash in hex; default: SHA-256 of the file.")
 ]
 
 
@@ -45,11 +45,12 @@ def put(
 ) -> None:
     """Store a file as one block and print its key."""
     options = options_of(context)
+    wanted = _wanted(namespace, field)
     data = _read(file)
     block = parse_hash(key) if key else hashlib.sha256(data).digest()
     staging_bytes = -(-len(data) // _STAGING_ALIGN_BYTES) * _STAGING_ALIGN_BYTES
     with connected(options, f"putting {file}", staging_bytes=staging_bytes) as client:
-        handle = _open(client, namespace, field)
+        handle = _open(client, wanted)
         result = client.put(handle, [block], [data], wait_s=options.timeout_s)
         document = {"namespace": handle.digest.hex(), "key": block.hex(), "size_bytes": len(data)}
     if not result.stored + result.existing:
@@ -68,11 +69,15 @@ def get(
     namespace: NamespaceOption = None,
     field: FieldOption = None,
 ) -> None:
-    """Write one block to a file; exit 1 where it is not stored."""
+    """Write a block to a file.
+
+    Exit 1 where it is not stored.
+    """
     options = options_of(context)
+    wanted = _wanted(namespace, field)
     block = parse_hash(key)
     with connected(options, f"getting {key}") as client:
-        handle = _open(client, namespace, field)
+        handle = _open(client, wanted)
         with client.get(handle, [block], wait_s=options.timeout_s) as blocks:
             if not len(blocks):
                 raise Failure(f"getting {key}: not stored here; `kvstorectl explain {key}` says why")
@@ -84,15 +89,20 @@ def get(
         print(f"{file}: {size(len(data))}")
 
 
-def _open(client: Client, namespace: str | None, field: list[str] | None) -> Namespace:
-    """The namespace named by exactly one of its digest and its fields."""
+def _wanted(namespace: str | None, field: list[str] | None) -> bytes | NamespaceSpec:
+    """The namespace as it was named: by exactly one of its digest and its fields."""
     if bool(namespace) == bool(field):
         raise Failure("name the namespace: either --namespace DIGEST or --field FIELD=VALUE ...", Exit.USAGE)
+    return parse_digest(namespace) if namespace else parse_spec(field or ())
+
+
+def _open(client: Client, wanted: bytes | NamespaceSpec) -> Namespace:
     read_status(client)  # the verbs fail open: without this an absent daemon would read as "not stored"
-    wanted = parse_digest(namespace) if namespace else b""
-    handle = client.namespace(spec_of(client, wanted) if wanted else parse_spec(field or ()))
-    if wanted and handle.digest and handle.digest != wanted:
-        raise Failure(f"namespace {namespace} belongs to another tenant: use that tenant's token")
+    if isinstance(wanted, NamespaceSpec):
+        return client.namespace(wanted)
+    handle = client.namespace(spec_of(client, wanted))
+    if handle.digest and handle.digest != wanted:
+        raise Failure(f"namespace {wanted.hex()} belongs to another tenant: use that tenant's token")
     return handle
 
 

@@ -16,7 +16,10 @@ ResumeOption = Annotated[bool, typer.Option("--resume", help="Take puts again.")
 
 
 def verify(context: typer.Context, wait: WaitOption = 3600) -> None:
-    """Read every stored block and compare its content hash; exit 3 where one was wrong (it is dropped)."""
+    """Check the content hash of every block.
+
+    A block whose bytes are not what was stored is dropped; exit 3 where there was one.
+    """
     options = options_of(context)
     with connected(options, "verifying", wait_s=wait) as client:
         reply = client.call(OPERATION_VERIFY, VerifyRequest(), VerifyReply)
@@ -29,7 +32,10 @@ def verify(context: typer.Context, wait: WaitOption = 3600) -> None:
 
 
 def flush(context: typer.Context, wait: WaitOption = 60) -> None:
-    """Write to NVMe what is only in DRAM; exit 1 where some was left when the time was up."""
+    """Write to NVMe what is only in DRAM.
+
+    Exit 1 where some was left when the time was up.
+    """
     options = options_of(context)
     with connected(options, "flushing", wait_s=wait) as client:
         reply = client.call(OPERATION_FLUSH, FlushRequest(wait_ms=round(wait * 1000)), FlushReply)
@@ -41,7 +47,10 @@ def flush(context: typer.Context, wait: WaitOption = 60) -> None:
 
 
 def drain(context: typer.Context, resume: ResumeOption = False) -> None:
-    """Refuse new puts, so that the daemon can be stopped when nothing is held any more."""
+    """Refuse new puts, until --resume.
+
+    The daemon can be stopped without loss when no lease and no reservation is held any more.
+    """
     options = options_of(context)
     with connected(options, "resuming" if resume else "draining") as client:
         reply = client.call(OPERATION_DRAIN, DrainRequest(resume=resume), DrainReply)

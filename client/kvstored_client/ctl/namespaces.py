@@ -13,7 +13,7 @@ from kvstored_client.ctl.output import as_dict, print_json, print_table, size
 
 
 def namespaces(context: typer.Context) -> None:
-    """List the namespaces: digest, what they hold, and the fields that tell them apart."""
+    """List namespaces and what they hold."""
     options = options_of(context)
     with connected(options, "listing namespaces") as client:
         found = list_namespaces(client)

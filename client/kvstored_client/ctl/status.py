@@ -13,7 +13,10 @@ from kvstored_client.ctl.output import as_dict, duration, print_json, print_tabl
 
 
 def status(context: typer.Context) -> None:
-    """Tiers, tenants with their hit rates, sessions, and what the daemon runs without."""
+    """Show tiers, tenants, hit rates, sessions.
+
+    Warnings say what the daemon runs without: locked memory, huge pages, direct I/O.
+    """
     options = options_of(context)
     with connected(options, "getting status") as client:
         reply = read_status(client)
@@ -24,7 +27,10 @@ def status(context: typer.Context) -> None:
 
 
 def health(context: typer.Context) -> None:
-    """One line for probes: exit 0 where the daemon serves, 1 where it answers and does not."""
+    """Say in one line whether it serves.
+
+    For probes: exit 0 where the daemon serves, 1 where it answers and does not, 4 where it does not answer.
+    """
     options = options_of(context)
     with connected(options, "getting health") as client:
         reply = read_status(client)
