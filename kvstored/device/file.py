@@ -28,7 +28,7 @@ Piece = tuple[int, int]
 """An address in this process and a size in bytes."""
 
 
-_Buffers = Sequence["ctypes.Array[ctypes.c_char]"]
+Buffers = Sequence["ctypes.Array[ctypes.c_char]"]
 
 
 class NoSpace(DeviceError):
@@ -116,7 +116,7 @@ class FileDevice:
     def sync(self, file: File) -> None:
         """Make everything written to the file durable."""
         with device_errors(f"syncing {file.path}"):
-            self._fdatasync(file.descriptor)
+            self._fdatasync(file)
 
     def size_bytes(self, file: File) -> int:
         """How long the file is."""
@@ -203,14 +203,14 @@ class FileDevice:
     def _open(self, path: Path, flags: int) -> int:
         return os.open(path, flags, 0o600)
 
-    def _preadv(self, file: File, buffers: _Buffers, offset: int) -> int:
+    def _preadv(self, file: File, buffers: Buffers, offset: int) -> int:
         return os.preadv(file.descriptor, buffers, offset)
 
-    def _pwritev(self, file: File, buffers: _Buffers, offset: int) -> int:
+    def _pwritev(self, file: File, buffers: Buffers, offset: int) -> int:
         return os.pwritev(file.descriptor, buffers, offset)
 
-    def _fdatasync(self, descriptor: int) -> None:
-        os.fdatasync(descriptor)
+    def _fdatasync(self, file: File) -> None:
+        os.fdatasync(file.descriptor)
 
     def _sync_directory(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -220,7 +220,7 @@ class FileDevice:
             os.close(descriptor)
 
     @staticmethod
-    def _move(call: Callable[[File, _Buffers, int], int], file: File, offset: int, pieces: Sequence[Piece]) -> None:
+    def _move(call: Callable[[File, Buffers, int], int], file: File, offset: int, pieces: Sequence[Piece]) -> None:
         assert 0 < len(pieces) <= PIECES_PER_CALL_MAX, f"{len(pieces)} pieces in one call"
         assert not file.direct or all(not (address | size) % ALIGN_BYTES for address, size in pieces), "not aligned"
         rest = list(pieces)

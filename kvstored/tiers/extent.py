@@ -71,6 +71,7 @@ class ExtentTable:
     def __init__(self, extent_bytes: int, limit: int, rows: Iterable[ExtentRow] = ()) -> None:
         self.extent_bytes = extent_bytes
         self.limit = limit
+        self.placed_bytes = 0  # ever, since the volume was opened
         self._extents = {row.extent: Extent(row) for row in rows}
         self._free = [e for e in self._extents.values() if e.state is State.FREE]
         self._open: dict[str, Extent] = {}
@@ -96,14 +97,11 @@ class ExtentTable:
 
     # --- placing blocks ---
 
-    def fits_at_all(self, store: Store) -> bool:
-        """Whether an empty extent could hold the block."""
-        return slot_bytes(store.size_bytes) + footer_bytes(header_bytes(store)) <= self.extent_bytes
-
     def place(self, tenant: str, stores: Sequence[Store]) -> list[Placed]:
         """Give the first blocks a place, one behind the other, as far as the tenant's open extent reaches.
 
-        Where it does not reach to the end, that extent is full and another must be opened.
+        Where it does not reach to the end, that extent is full and another must be opened. Every
+        block must fit into an empty extent.
         """
         extent = self._open.get(tenant)
         if extent is None:
@@ -117,7 +115,9 @@ class ExtentTable:
                 break
             placed.append(Placed(extent.number, extent.generation, extent.append_bytes, store))
             extent.append_bytes, extent.header_bytes = end, headers
-        self._write(extent, sum(slot_bytes(p.store.size_bytes) for p in placed))
+        bytes_ = sum(slot_bytes(p.store.size_bytes) for p in placed)
+        self.placed_bytes += bytes_
+        self._write(extent, bytes_)
         return placed
 
     def settle(self, placed: Sequence[Placed], delta: Delta) -> None:
@@ -196,6 +196,11 @@ class ExtentTable:
         self.limit = min(self.limit, len(self._extents))
 
     @property
+    def free_extents(self) -> int:
+        """How many extents can be had without recycling one."""
+        return self.limit - len(self._extents) + len(self._free)
+
+    @property
     def excess(self) -> int:
         """How many extents there are beyond the limit."""
         return max(0, len(self._extents) - self.limit)
@@ -262,8 +267,7 @@ class ExtentTable:
         """The account, from running totals."""
         capacity = self.limit * self.extent_bytes
         used = self._live_bytes + self._writing_bytes
-        taken = len(self._extents) - len(self._free)
-        free = (self.limit - taken) * self.extent_bytes
+        free = self.free_extents * self.extent_bytes
         free += sum(self.extent_bytes - e.append_bytes for e in self._open.values())
         dead = capacity - used - free
         assert dead >= 0, f"more used than there is: {used} used, {free} free of {capacity}"

@@ -9,29 +9,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import msgspec
 
 from kvstored.clock import Clock
 from kvstored.device.file import FileDevice
 from kvstored.errors import ConfigError, DeviceError
-from kvstored.keys import Namespace
+from kvstored.keys import Namespace, slot_bytes
 from kvstored.tiers.base import Health, Load, Record, Store, Usage
 from kvstored.tiers.directory import VolumeDirectory
 from kvstored.tiers.extent import ExtentTable
-from kvstored.tiers.formats import DIGEST_BYTES
+from kvstored.tiers.formats import DIGEST_BYTES, footer_bytes, header_bytes
 from kvstored.tiers.index import Index
 from kvstored.tiers.nvme_config import NvmeConfig
 from kvstored.tiers.recycling import OnEvicted
-from kvstored.tiers.threads import VolumeThreads, call
+from kvstored.tiers.spread import scatter, spread_store
+from kvstored.tiers.threads import Calls, VolumeThreads, call
 from kvstored.tiers.volume import Volume
 
 __all__ = ["NvmeConfig", "NvmeTier"]
 
-T = TypeVar("T")
+_Key = tuple[bytes, bytes]
 NAMESPACES_MAX: Final = 100_000
 PAGE_RECORDS_MAX: Final = 8192
 _log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class NvmeTier:
         self._on_evicted = on_evicted
         self._volumes: dict[int, Volume] = {}
         self._absent: dict[int, str] = {}
-        self._calls: set[asyncio.Task[Any]] = set()
+        self._calls = Calls()
         self._counts: Counter[str] = Counter()
 
     # --- life ---
@@ -97,56 +98,38 @@ class NvmeTier:
 
     async def close(self) -> None:
         """Wait for calls under way, then let go of files, threads and directories. No calls after it."""
-        while self._calls:
-            await asyncio.wait(self._calls)
+        await self._calls.ended()
         while self._volumes:
             await self._volumes.popitem()[1].close()
 
     async def flush(self) -> None:
         """Return when every store begun before is durable; raises DeviceError."""
-        if self._calls:
-            await asyncio.wait(set(self._calls))
+        await self._calls.ended()
         for volume in self._of_health(Health.OK):
             await volume.sync()
-
-    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that goes on to its end when the caller is cancelled, who then waits for it."""
-        task = asyncio.ensure_future(work)
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            while not task.done():
-                try:
-                    await asyncio.wait([task])
-                except asyncio.CancelledError:
-                    continue
-            raise
 
     # --- finding ---
 
     async def find(self, tenant: str, digest: bytes, hashes: Sequence[bytes], *, prefix: bool) -> list[Record | None]:
         """See `LowerTier.find`."""
-        records = await self._records(tenant, digest, hashes, prefix=prefix)
+        # A prefix may go on in another volume, so that only a lone one may stop at its first miss.
+        alone = prefix and len(self._volumes) == 1
+        finds = [volume.find(digest, hashes, prefix=alone) for volume in self._volumes.values()]
+        records = self._merge(tenant, len(hashes), await asyncio.gather(*finds))
+        if prefix and None in records:
+            del records[records.index(None) :]
         for record in records:
             if record is not None:
                 self._table(record).pin(record)
         return records
 
-    async def _records(
-        self, tenant: str, digest: bytes, hashes: Sequence[bytes], *, prefix: bool
-    ) -> list[Record | None]:
-        # A prefix may go on in another volume, so that only a lone one may stop at its first miss.
-        alone = prefix and len(self._volumes) == 1
-        finds = [volume.find(digest, hashes, prefix=alone) for volume in self._volumes.values()]
-        records: list[Record | None] = [None] * len(hashes)
-        for found in await asyncio.gather(*finds):
+    def _merge(self, tenant: str, count: int, answers: Sequence[Sequence[Record | None]]) -> list[Record | None]:
+        """For each hash the first valid record of this tenant that a volume answered."""
+        records: list[Record | None] = [None] * count
+        for found in answers:
             for i, record in enumerate(found):
                 if record is not None and records[i] is None and self._table(record).owner(record) == tenant:
                     records[i] = record
-        if prefix and None in records:
-            del records[records.index(None) :]
         return records
 
     def unpin(self, records: Sequence[Record]) -> None:
@@ -177,7 +160,7 @@ class NvmeTier:
 
     async def load(self, loads: Sequence[Load]) -> list[bool]:
         """See `LowerTier.load`. Addresses are multiples of 4 KiB."""
-        return await self._to_its_end(self._load(loads))
+        return await self._calls.to_its_end(self._load(loads))
 
     async def _load(self, loads: Sequence[Load]) -> list[bool]:
         positions: defaultdict[int, list[int]] = defaultdict(list)
@@ -185,46 +168,43 @@ class NvmeTier:
             positions[load.record.location.volume].append(i)
         shares = [(self._volumes[number], chosen) for number, chosen in positions.items()]
         parts = await asyncio.gather(*(volume.load([loads[i] for i in chosen]) for volume, chosen in shares))
-        return _scatter(len(loads), [chosen for _, chosen in shares], parts)
+        return scatter(len(loads), [chosen for _, chosen in shares], parts)
 
     async def store(self, tenant: str, stores: Sequence[Store]) -> list[bool]:
         """See `LowerTier.store`. Addresses are multiples of 4 KiB, with room for the size rounded up to it."""
-        return await self._to_its_end(self._store(tenant, stores))
+        return await self._calls.to_its_end(self._store(tenant, stores))
 
     async def _store(self, tenant: str, stores: Sequence[Store]) -> list[bool]:
+        # Pinned: what is answered as being there already must not be recycled for the rest of this call.
+        present = await self._find_present(tenant, stores)
+        try:
+            return await self._store_absent(tenant, stores, present)
+        finally:
+            self.unpin(list(present.values()))
+
+    async def _store_absent(self, tenant: str, stores: Sequence[Store], present: Mapping[_Key, Record]) -> list[bool]:
         keys = [(store.digest, store.hash) for store in stores]
-        present = await self._present(tenant, stores)
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
-        wanted = sorted(i for key, i in first.items() if key not in present)
-        shares = self._share(wanted)
-        parts = await asyncio.gather(*(volume.store(tenant, [stores[i] for i in share]) for volume, share in shares))
-        done = _scatter(len(stores), [share for _, share in shares], parts)
+        wanted = sorted(i for key, i in first.items() if key not in present and self._fits(stores[i]))
+        done = await spread_store(self._of_health(Health.OK), tenant, stores, wanted, self._config.share_blocks)
         stored = [stores[i].size_bytes for i in wanted if done[i]]
         self._counts.update(stored_blocks=len(stored), stored_bytes=sum(stored))
+        self._counts["store_refused_blocks"] += len(wanted) - len(stored)
         return [key in present or done[first[key]] for key in keys]
 
-    async def _present(self, tenant: str, stores: Sequence[Store]) -> set[tuple[bytes, bytes]]:
-        by_digest: defaultdict[bytes, list[bytes]] = defaultdict(list)
+    async def _find_present(self, tenant: str, stores: Sequence[Store]) -> dict[_Key, Record]:
+        by_digest: defaultdict[bytes, dict[bytes, None]] = defaultdict(dict)
         for store in stores:
-            by_digest[store.digest].append(store.hash)
-        present: set[tuple[bytes, bytes]] = set()
+            by_digest[store.digest][store.hash] = None
+        present: dict[_Key, Record] = {}
         for digest, hashes in by_digest.items():
-            records = await self._records(tenant, digest, hashes, prefix=False)
-            present.update((digest, h) for h, record in zip(hashes, records, strict=True) if record is not None)
+            records = await self.find(tenant, digest, list(hashes), prefix=False)
+            present.update(((digest, h), r) for h, r in zip(hashes, records, strict=True) if r is not None)
         return present
-
-    def _share(self, positions: Sequence[int]) -> list[tuple[Volume, Sequence[int]]]:
-        """Consecutive blocks for each volume, the one with the most room first."""
-        volumes = sorted(self._of_health(Health.OK), key=lambda v: -v.table.usage().free_bytes)
-        count = min(len(volumes), -(-len(positions) // self._config.share_blocks))
-        if not count:
-            return []
-        size = -(-len(positions) // count)
-        return [(volumes[i], positions[i * size : (i + 1) * size]) for i in range(count)]
 
     async def delete(self, tenant: str, digest: bytes, hashes: Sequence[bytes]) -> int:
         """See `LowerTier.delete`; raises DeviceError where an entry may still be there."""
-        return await self._to_its_end(self._delete(tenant, digest, hashes))
+        return await self._calls.to_its_end(self._delete(tenant, digest, hashes))
 
     async def _delete(self, tenant: str, digest: bytes, hashes: Sequence[bytes]) -> int:
         volumes = [*self._of_health(Health.OK), *self._of_health(Health.READ_ONLY)]
@@ -238,7 +218,7 @@ class NvmeTier:
         """Keep what a digest stands for, so that the blocks of a namespace can be named after a restart."""
         namespace = Namespace(tenant, digest, encoding, fields)
         if len(self.namespaces()) < NAMESPACES_MAX:
-            await self._to_its_end(self._remember(namespace))
+            await self._calls.to_its_end(self._remember(namespace))
 
     async def _remember(self, namespace: Namespace) -> None:
         await asyncio.gather(*(volume.remember(namespace) for volume in self._volumes.values()))
@@ -290,6 +270,9 @@ class NvmeTier:
     def _of_health(self, health: Health) -> list[Volume]:
         return [volume for volume in self._volumes.values() if volume.health is health]
 
+    def _fits(self, store: Store) -> bool:
+        return slot_bytes(store.size_bytes) + footer_bytes(header_bytes(store)) <= self._config.extent_bytes
+
     def _table(self, record: Record) -> ExtentTable:
         return self._volumes[record.location.volume].table
 
@@ -297,12 +280,3 @@ class NvmeTier:
 def _describe(volume: Volume) -> str:
     health = volume.health.value + (f" ({volume.reason})" if volume.reason else "")
     return f"{health}, {'direct I/O' if volume.directory.direct else 'buffered, the file system refuses direct I/O'}"
-
-
-def _scatter(count: int, positions: Sequence[Sequence[int]], parts: Sequence[Sequence[bool]]) -> list[bool]:
-    """Results of shares, back in the order of the whole."""
-    results = [False] * count
-    for chosen, part in zip(positions, parts, strict=True):
-        for position, result in zip(chosen, part, strict=True):
-            results[position] = result
-    return results

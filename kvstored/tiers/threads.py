@@ -1,12 +1,12 @@
-"""Threads for a volume's blocking calls."""
+"""Threads for a volume's blocking calls, and calls that are not cut short."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from kvstored.errors import DeviceError
 
@@ -45,3 +45,30 @@ async def call_all(calls: Iterable[Awaitable[T]]) -> list[T | DeviceError]:
             raise outcome
         results.append(outcome)
     return results
+
+
+class Calls:
+    """Calls under way. One that is cancelled goes on to its end, and its caller waits for that."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work that threads take part in: they stop touching memory and files before this returns."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            while not task.done():
+                try:
+                    await asyncio.wait([task])
+                except asyncio.CancelledError:
+                    continue
+            raise
+
+    async def ended(self) -> None:
+        """Wait for the calls that are under way now."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
