@@ -71,6 +71,7 @@ class HeldBlocks(list):
     def __init__(self, blocks, delivered):
         super().__init__(blocks)
         self._delivered = delivered
+        self.sizes_bytes = [len(block) for block in blocks]
 
     def torch(self, index, dtype, shape):
         return torch.frombuffer(bytearray(self[index]), dtype=dtype).view(shape)
@@ -224,6 +225,15 @@ def test_bytes_that_were_not_delivered_are_not_used(model):
     client.deliver = False
     assert torch.equal(store.generate(prompt(64), **GREEDY), model.generate(prompt(64), **GREEDY))
     assert store.stats.reused_tokens == 0
+    assert store.stats.failures == 1
+
+
+def test_blocks_of_another_size_are_a_miss(model):
+    client = MemoryClient()
+    store = PrefixStore(client, model, block_tokens=16)
+    store.generate(prompt(64), **GREEDY)
+    client.blocks = {key: block[:-4] for key, block in client.blocks.items()}
+    assert store.load(prompt(64))[1] == 0
     assert store.stats.failures == 1
 
 

@@ -181,10 +181,11 @@ class PrefixStore:
         with self._client.get(self._namespace, hashes, wait_s=self._wait_s) as blocks:
             if not len(blocks):
                 return []
-            # Only held within join_layers: views must be gone before the lease is.
-            layers = join_layers([blocks.torch(i, dtype, shape) for i in range(len(blocks))], self._model.device)
-            if blocks.valid():
-                return layers
+            if set(blocks.sizes_bytes) == {self._geometry.block_bytes}:
+                # Only held within join_layers: views must be gone before the lease is.
+                layers = join_layers([blocks.torch(i, dtype, shape) for i in range(len(blocks))], self._model.device)
+                if blocks.valid():
+                    return layers
         self.stats.failures += 1
         return []
 
