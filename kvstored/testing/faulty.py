@@ -48,7 +48,7 @@ class Event(NamedTuple):
 class FakeDevice(FileDevice):
     """Real files without direct I/O, with the faults asked for; `events` are the latest calls.
 
-    `gate` holds reads back while it is cleared.
+    `gate` holds reads back while it is cleared; `held` is set once one is.
     """
 
     def __init__(self, seed: int = 0, faults: Faults | None = None) -> None:
@@ -56,6 +56,7 @@ class FakeDevice(FileDevice):
         self.events: deque[Event] = deque(maxlen=EVENTS_MAX)
         self.gate = threading.Event()
         self.gate.set()
+        self.held = threading.Event()
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._written_bytes = 0
@@ -70,7 +71,9 @@ class FakeDevice(FileDevice):
 
     def _preadv(self, file: File, buffers: Buffers, offset: int) -> int:
         self._note("read", file, offset, buffers)
-        self.gate.wait()
+        if not self.gate.is_set():
+            self.held.set()
+            self.gate.wait()
         self._maybe_fail(self.faults.read_error, errno.EIO)
         buffers = self._shorten(buffers)
         moved = super()._preadv(file, buffers, offset)
