@@ -48,6 +48,7 @@ class Peer:
         self.staging = b""
         self.segment_sent = False
         self.thread = threading.Thread(target=self.serve, daemon=True)
+        daemon.peers.append(self)
         self.thread.start()
 
     def serve(self):
@@ -132,7 +133,7 @@ class FakeDaemon:
         try:
             while True:
                 sock, _ = listener.accept()
-                self.peers.append(Peer(self, sock))
+                Peer(self, sock)
         except OSError:
             pass
 

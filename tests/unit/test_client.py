@@ -81,7 +81,7 @@ def test_blocks_are_read_in_place_and_only_inside_the_with_block(client, namespa
 
 
 def test_numpy_and_torch_see_the_memory_itself(client, namespace, daemon):
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     client.put(namespace, HASHES[:1], [np.arange(8, dtype=np.float32)])
     with client.get(namespace, HASHES[:1]) as blocks:
         array = blocks.numpy(0, np.float32, (2, 4))
@@ -115,6 +115,9 @@ def test_blocks_of_different_sizes_keep_their_sizes(client, namespace, daemon):
     assert list(daemon.asked_for(pb.OPERATION_RESERVE)[0].sizes_bytes) == [10, 4096, 77]
     with client.get(namespace, HASHES[:3]) as held:
         assert [bytes(b) for b in held] == blocks
+    buffers = [bytearray(len(block)) for block in blocks]
+    assert client.get_into(namespace, HASHES[:3], buffers) == 3
+    assert [bytes(b) for b in buffers] == blocks
 
 
 def test_several_namespaces_give_one_shard_each(client, namespace):
@@ -411,6 +414,15 @@ def test_garbage_from_the_daemon_ends_the_session_not_the_engine(client, namespa
     assert client.lookup(namespace, HASHES).outcome == Outcome.MISS
     assert client.lookup(namespace, HASHES).outcome == Outcome.MISS
     assert client.connected
+
+
+def test_descriptors_that_do_not_match_their_segments_end_the_session_and_are_closed(client, namespace, daemon):
+    fds = [os.memfd_create("unmatched") for _ in range(2)]
+    daemon.peers[-1].send(pb.OPERATION_SEGMENTS, 0, pb.Segments(segments=[pb.Segment(id=9, size_bytes=1)]), 0, fds)
+    for fd in fds:
+        os.close(fd)
+    assert client.put(namespace, HASHES[:1], BLOCKS[:1]).refused == 1
+    assert not any("unmatched" in os.readlink(f"/proc/self/fd/{n}") for n in _open_fds())
 
 
 # ---- the caller's own mistakes ----

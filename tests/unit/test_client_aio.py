@@ -26,7 +26,7 @@ def daemon(tmp_path):
 
 async def eventually(condition):
     async with asyncio.timeout(5.0):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(0.001)
 
 
