@@ -204,6 +204,11 @@ class Daemon:
             self._hurry.set()
         self._stop_asked.set()
 
+    @property
+    def tcp_port(self) -> int:
+        """Where gRPC listens on TCP; 0: nowhere."""
+        return self._grpc.tcp_port
+
     # ---- wait and stop ----
 
     async def wait(self) -> None:

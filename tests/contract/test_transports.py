@@ -1,0 +1,80 @@
+"""The contract of the data operations over every way to the store, and over none."""
+
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from kvstored.testing.contract import SETTINGS, TransportContract
+from kvstored.testing.contract_client import ACME
+from kvstored.testing.contract_transports import DirectClient, GrpcClient, SocketClient, opening_request
+from kvstored.testing.daemon_in_loop import serving
+from tests.contract.certificates import Authority
+
+
+class Harness:
+    """Connects clients of one kind to one daemon, and ends those that a test left open."""
+
+    def __init__(self, daemon, connect):
+        self._daemon = daemon
+        self._connect = connect
+        self._clients = []
+
+    async def connect(self, tenant=ACME, **opening):
+        client = await self._connect(self._daemon, opening_request(tenant, **opening))
+        self._clients.append(client)
+        return client
+
+    async def close(self):
+        for client in self._clients:
+            await client.end()
+        assert set(self._daemon.context.store.held().values()) == {0}
+
+
+class Contract(TransportContract):
+    @pytest.fixture
+    async def transport(self, tmp_path):
+        async with self.harness(tmp_path) as harness:
+            yield harness
+
+    @pytest.fixture
+    async def deep_transport(self, tmp_path):
+        async with self.harness(tmp_path, nvme=True) as harness:
+            yield harness
+
+    @asynccontextmanager
+    async def harness(self, directory, nvme=False):
+        async with serving(directory, {**SETTINGS, **self.settings(directory)}, nvme=nvme) as daemon:
+            harness = Harness(daemon, self.connect)
+            yield harness
+            await harness.close()
+
+    def settings(self, directory):
+        return {}
+
+
+class TestStoreWithoutTransport(Contract):
+    async def connect(self, daemon, request):
+        return await DirectClient.connect(daemon.context, request)
+
+
+class TestSessionSocket(Contract):
+    async def connect(self, daemon, request):
+        return await SocketClient.connect(str(daemon.config.server.session_socket), request)
+
+
+class TestGrpcOnUnixSocket(Contract):
+    async def connect(self, daemon, request):
+        return await GrpcClient.connect(grpc.aio.insecure_channel(f"unix:{daemon.config.server.grpc_socket}"), request)
+
+
+class TestGrpcOnTcp(Contract):
+    authority = Authority("kvstored test CA")
+    pair = authority.issue("localhost")
+
+    def settings(self, directory):
+        return {"server": self.pair.server_settings(directory)}
+
+    async def connect(self, daemon, request):
+        credentials = grpc.ssl_channel_credentials(self.authority.certificate)
+        return await GrpcClient.connect(grpc.aio.secure_channel(f"localhost:{daemon.tcp_port}", credentials), request)
