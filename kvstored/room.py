@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import cast
+from typing import Final, cast
 
 from kvstored.catalog import Catalog, Entry, Space
 from kvstored.clock import Clock
@@ -18,7 +18,9 @@ from kvstored.keys import slot_bytes
 from kvstored.policy.quota import Quota
 from kvstored.tiers.dram import DramTier, Segment
 
-UNLIMITED = Quota()
+UNLIMITED: Final = Quota()
+CANDIDATES_MAX: Final = 16  # stale segments that are looked at, block by block, for one that can go
+EMPTIED: Final = -1  # older than any use
 
 
 class Room:
@@ -48,6 +50,8 @@ class Room:
         """Up to `count` slots for blocks of this size, evicting what is colder."""
         size = slot_bytes(size_bytes)
         slots: list[int] = []
+        if not self.could_ever_fit(tenant, size):
+            return slots  # nothing that it could evict would help
         while len(slots) < count:
             wanted = count - len(slots)
             allowed = self._allowed(tenant, size, wanted)
@@ -135,8 +139,8 @@ class Room:
         room may have come of it.
         """
         segment = self.stale_segment(tenant, size)
-        if segment is None or (segment.tenant != tenant and self._dram.usage().retired_bytes):
-            return False  # one at a time: the last one's successor is still to come
+        if segment is None:
+            return False
         entries = self.occupants(segment)
         if self.must_demote() and not all(entry.below for entry in entries):
             return False
@@ -154,21 +158,26 @@ class Room:
         return False  # a fresh one takes its place when every holder has let go
 
     def stale_segment(self, tenant: str, size: int) -> Segment | None:
-        """The segment to give up for blocks of this size, where one is less worth than all that the size has."""
-        if len(self._catalog.orders) < 2:
+        """The segment to give up for blocks of this size: one that another tenant emptied, or one less worth
+        than all that the size has. Where blocks in it are held, the next is taken."""
+        if not self._catalog.orders.keys() - {(tenant, size)}:
             return None
         used = self._catalog.segment_used
+        # One at a time changes tenants: the successor of the last one is still to come.
+        foreign_too = not self._dram.usage().retired_bytes
         ours_oldest = float("inf")
-        best: tuple[int, Segment] | None = None
+        others: list[tuple[int, Segment]] = []
         for segment in self._dram.segments():
-            tick = used.get(segment.segment_id, 0)
             if segment.tenant == tenant and segment.slot_bytes == size:
-                ours_oldest = min(ours_oldest, tick)
-            elif segment.tenant and segment.used_slots and (best is None or tick < best[0]):
-                best = (tick, segment)
-        if best is None or best[0] >= ours_oldest:
-            return None
-        return best[1] if self._movable(best[1]) else None
+                # Without a last use it is being filled for the first time, and newer than anything.
+                ours_oldest = min(ours_oldest, used.get(segment.segment_id, ours_oldest))
+            elif segment.tenant and segment.size_bytes >= size and (foreign_too or segment.tenant == tenant):
+                if segment.used_slots:
+                    others.append((used.get(segment.segment_id, 0), segment))
+                elif segment.tenant != tenant:
+                    others.append((EMPTIED, segment))
+        stale = sorted((tick, s.segment_id, s) for tick, s in others if tick < ours_oldest)
+        return next((segment for _, _, segment in stale[:CANDIDATES_MAX] if self._movable(segment)), None)
 
     def _movable(self, segment: Segment) -> bool:
         occupants = self.occupants(segment)
