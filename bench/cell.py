@@ -59,8 +59,7 @@ class Cell:
         self.source = Pool(blocks, block_bytes, seed=1)
         self.destination = Pool(blocks, block_bytes, seed=2)
         self.source.fill(seed=block_bytes)
-        self.memmove_s: list[float] = []
-        self.get, self.control, self.put, self.put_staged = Cost(), Cost(), Cost(), Cost()
+        self.memmove, self.get, self.control, self.put, self.put_staged = (Cost() for _ in range(5))
         self.wrong_blocks = 0
 
     # --- one repeat ----------------------------------------------------------------
@@ -71,8 +70,7 @@ class Cell:
         assert result.stored + result.existing == len(self.hashes), f"the tier took {result}"
         for _ in range(_WARM_UPS):
             self.repeat()
-        self.memmove_s.clear()
-        for cost in (self.get, self.control, self.put, self.put_staged):
+        for cost in (self.memmove, self.get, self.control, self.put, self.put_staged):
             cost.forget()
 
     def repeat(self) -> None:
@@ -90,7 +88,7 @@ class Cell:
         self._client.delete(self.namespace, self.hashes)
 
     def _memmove(self) -> None:
-        with timed(self.memmove_s):
+        with self._charged(self.memmove):
             memmove_blocks(self.destination.addresses, self.source.addresses, self.block_bytes)
 
     def _get(self) -> None:
@@ -145,11 +143,11 @@ class Cell:
 
     def figures(self, suffix: str) -> Values:
         """The cell's figures; the main block size has no suffix."""
-        before, between, after = (self.memmove_s[start::3] for start in range(3))
+        before, between, after = (self.memmove.wall_s[start::3] for start in range(3))
         get_ceiling = [(a + b) / 2 for a, b in zip(before, between, strict=True)]
         put_ceiling = [(a + b) / 2 for a, b in zip(between, after, strict=True)]
         values: dict[str, float] = {
-            "memmove_gbps": self._gbps(self.memmove_s),
+            "memmove_gbps": self._gbps(self.memmove.wall_s),
             "get_gbps": self._gbps(self.get.wall_s),
             "get_ratio": median_ratio(self.get.wall_s, get_ceiling),
             "get_control_ms": median(self.control.wall_s) * 1e3,
@@ -158,6 +156,7 @@ class Cell:
             "put_ratio": median_ratio(self.put.wall_s, put_ceiling),
             "put_staged_gbps": self._gbps(self.put_staged.wall_s),
             "put_staged_ratio": median_ratio(self.put_staged.wall_s, put_ceiling),
+            "memmove_cpu_s_per_gb": self._per_gb(self.memmove.client_cpu_s),
             "get_client_cpu_s_per_gb": self._per_gb(self.get.client_cpu_s),
             "get_daemon_cpu_s_per_gb": self._per_gb(self.get.daemon_cpu_s),
             "put_client_cpu_s_per_gb": self._per_gb(self.put.client_cpu_s),

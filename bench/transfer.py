@@ -37,6 +37,7 @@ _CELL_FIGURES: Final = (
     Figure("put_ratio", "time of that put / time to memmove the same bytes", "<= 1.7"),
     Figure("put_staged_gbps", "commit of data that lies in staging until readable, GB/s"),
     Figure("put_staged_ratio", "time of that commit / time to memmove the same bytes", "<= 1.35"),
+    Figure("memmove_cpu_s_per_gb", "CPU seconds of the memmoves per GB"),
     Figure("get_client_cpu_s_per_gb", "CPU seconds of the client per GB got"),
     Figure("get_daemon_cpu_s_per_gb", "CPU seconds of the daemon per GB got"),
     Figure("put_client_cpu_s_per_gb", "CPU seconds of the client per GB put"),
