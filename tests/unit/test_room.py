@@ -72,8 +72,7 @@ async def test_a_segment_that_is_being_filled_does_not_keep_its_tenant_from_more
     async with Node(blocks=16, segment_blocks=4) as node:
         alice, hers, bob, his = await two_tenants(node)
         await node.put(alice, hers, chain("a", 16))
-        await put_at_last(node, bob, his, chain("b", 4))
-        for _ in range(50):  # reserved and not committed: its segments have no last use yet
+        for _ in range(50):  # reserved and not committed: its segment has no last use yet
             reserved = await node.reserve(bob, his, chain("c", 4))
             if reserved.reservation_id:
                 break
