@@ -192,6 +192,15 @@ async def test_a_block_that_is_there_already_is_not_evicted_by_the_call_that_nam
         assert await find(harness, "t", ["old"]) != [None]
 
 
+async def test_a_block_that_was_stored_again_is_evicted_in_its_turn(tmp_path, blocks):
+    async with Harness(tmp_path) as harness:
+        await store(harness, blocks, ["old"])
+        await store(harness, blocks, ["old"])
+        for i in range(5):
+            await store(harness, blocks, names(f"{i}-", 7))
+        assert await find(harness, "t", ["old"]) == [None]
+
+
 async def test_full_volumes_take_turns(tmp_path, blocks):
     async with Harness(tmp_path, paths=2, capacity_bytes=2 * EXTENT_BYTES) as harness:
         for i in range(80):
