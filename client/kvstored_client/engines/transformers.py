@@ -71,6 +71,7 @@ class PrefixStore:
         self,
         client: Client,
         model: PreTrainedModel,
+        /,
         tokenizer: object | None = None,
         *,
         block_tokens: int = 64,
@@ -88,8 +89,8 @@ class PrefixStore:
             wait_s: how long a load may wait for blocks on NVMe or being written, a save for room.
             save_reply: store generated tokens too, for the next turn of a chat. Off, because KV of
                 single decode steps may differ from that of a prefill in the last bit.
-            spec_fields: fields of NamespaceSpec that override the derived ones, e.g. `model`,
-                `template_version`, `permission_version`.
+            spec_fields: fields of NamespaceSpec that override the derived ones, e.g. `model` (its
+                name), `template_version`, `permission_version`.
 
         Raises:
             UnsupportedCacheError: the model's KV cannot be stored by prefix; the message says why.
