@@ -99,9 +99,7 @@ class Mover:
     def _plan(self) -> list[Entry]:
         """The next blocks to write, coldest first and held; drops clean ones on the way."""
         while self._demands:
-            (tenant, size), count = self._demands.popitem()
-            dirty, freed = self._coldest(self._catalog.order(tenant, size), count * size)
-            entries = dirty if dirty or freed else self._stale(tenant, size)
+            entries = self._for_demand(*self._demands.popitem())
             if entries:
                 return entries
         usage = self._dram.usage()
@@ -133,12 +131,15 @@ class Mover:
             self._wake.set()
         return dirty, len(clean)
 
-    def _stale(self, tenant: str, size: int) -> list[Entry]:
-        """The dirty blocks of the segment that would be given up for blocks of this size."""
+    def _for_demand(self, pool: tuple[str, int], count: int) -> list[Entry]:
+        """What has to be below before room for so many slots can be taken; the same order as `Room.take`'s."""
+        tenant, size = pool
         segment = self._room.stale_segment(tenant, size)
         if segment is None:
-            return []
+            dirty, _ = self._coldest(self._catalog.order(tenant, size), count * size)
+            return dirty
         entries = [entry for entry in self._room.occupants(segment) if not entry.below]
+        entries = entries[: max(1, STEP_BYTES_MAX // segment.slot_bytes)]
         self._catalog.hold(entries)
         return entries
 

@@ -102,3 +102,17 @@ async def test_a_segment_too_small_for_the_block_is_left_alone():
         assert list(reserved.outcomes) == [THROTTLED]
         assert (await node.get(alice, hers, chain("small", 2))).blocks == 2
         assert (await node.get(alice, hers, chain("z", 8))).next == MISS
+
+
+async def test_an_idle_tenants_blocks_are_demoted_before_the_writers_own():
+    async with Node(blocks=16, segment_blocks=4, below=MemoryTier(), watermarks=FULL) as node:
+        alice, hers, bob, his = await two_tenants(node)
+        await node.put(alice, hers, chain("a", 12))
+        for number in range(200):
+            await node.put(bob, his, chain(f"b{number}", 2), wait_s=5)
+            if node.parts.dram.tenant_usage()["bob"][1] >= 12:
+                break
+            await asyncio.sleep(0.005)  # memory is made anew
+        else:
+            raise AssertionError(f"bob never got more than he began with: {node.parts.dram.tenant_usage()}")
+        assert not node.counters["evicted_lost_blocks"]
