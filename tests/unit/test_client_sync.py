@@ -3,6 +3,7 @@ import os
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -532,22 +533,16 @@ def test_a_closed_client_leaves_no_descriptor_and_no_memory_behind(daemon):
 
 def test_threads_share_one_session_and_each_gets_its_own_answer(client, namespace, daemon):
     client.put(namespace, HASHES, BLOCKS)
-    wrong = []
 
     def work(index):
         for _ in range(40):
             buffer = bytearray(1000)
-            if client.get_into(namespace, [HASHES[index]], [buffer]) != 1 or bytes(buffer) != BLOCKS[index]:
-                wrong.append(index)
-            if client.lookup(namespace, HASHES[: index + 1]).prefix_blocks != index + 1:
-                wrong.append(index)
+            assert client.get_into(namespace, [HASHES[index]], [buffer]) == 1
+            assert bytes(buffer) == BLOCKS[index]
+            assert client.lookup(namespace, HASHES[: index + 1]).prefix_blocks == index + 1
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30.0)
-    assert wrong == []
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
     assert client.stats.connects == 1
     eventually(lambda: not daemon.leases)
 
@@ -576,7 +571,7 @@ def test_the_lead_passes_on_when_the_leader_has_its_answer(client, namespace, da
     eventually(lambda: len(daemon.held) == 1)
     follower = threading.Thread(target=lambda: results.append(client.delete(namespace, HASHES)))
     follower.start()
-    eventually(lambda: len(daemon.held) == 2)
+    eventually(lambda: len(daemon.held) == 2 and client._core.connection._followers)
     first, second = daemon.held
     daemon.held = [second]
     daemon.answer(*first)
@@ -632,7 +627,7 @@ def test_a_forked_child_does_not_keep_the_session_alive(client, namespace, daemo
         os.read(read_end, 1)
         os._exit(0)
     os.close(read_end)
-    client.close()
+    client._core.connection._sock.close()  # as the parent's death would
     peer.thread.join(5.0)
     ended = not peer.thread.is_alive()
     os.close(write_end)
