@@ -87,8 +87,8 @@ def namespace_spec(
 ) -> NamespaceSpec:
     """Spec of the namespace that holds the blocks of `model`.
 
-    `overrides` are fields of NamespaceSpec and win over what is derived here. Reads a sample of
-    every weight: milliseconds for each billion parameters.
+    `overrides` are fields of NamespaceSpec and win over what is derived here. Takes a fraction of
+    a second, nearly all of it for the samples of every weight and the tokenizer's vocabulary.
     """
     rope = json.loads(_canonical_json(_text_config(model).to_dict().get("rope_parameters") or {}))
     spec = NamespaceSpec(
