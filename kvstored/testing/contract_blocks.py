@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 import pytest
 import xxhash
@@ -17,6 +18,7 @@ from kvstored.testing.contract_client import (
     chain,
     commit,
     contains,
+    fill,
     get,
     hashes_of,
     lookup,
@@ -26,6 +28,8 @@ from kvstored.testing.contract_client import (
     reserve,
     unpack,
 )
+
+DRAM_BLOCKS: Final = (8 << 20) // BLOCK_BYTES
 
 
 def only_with_shared_memory(client: Client) -> None:
@@ -119,7 +123,7 @@ class BlockContract:
     async def test_old_blocks_make_room_for_new_ones(self, transport: Transport) -> None:
         client = await transport.connect()
         namespace = await open_namespace(client)
-        blocks = [block(f"{i}") for i in range(2 * (8 << 20) // BLOCK_BYTES)]
+        blocks = [block(f"{i}") for i in range(2 * DRAM_BLOCKS)]
         for each in blocks:
             assert await client.put(namespace, [each]) == bytes([HIT])
         found = await contains(client, namespace, blocks)
@@ -162,7 +166,7 @@ class BlockContract:
     async def test_a_touched_block_outlives_those_that_were_not(self, transport: Transport) -> None:
         client = await transport.connect()
         namespace = await open_namespace(client)
-        blocks = [block(f"{i}") for i in range((8 << 20) // BLOCK_BYTES + 1)]
+        blocks = [block(f"{i}") for i in range(DRAM_BLOCKS + 1)]
         for each in blocks[:-1]:
             await client.put(namespace, [each])
         request = pb.TouchRequest(namespace_id=namespace, **packed([blocks[0], block("unknown")]))
@@ -230,8 +234,7 @@ class BlockContract:
         kept = chain("kept", 4)
         await client.put(namespace, kept)
         got = await get(client, [namespace], kept)
-        for i in range(2 * (8 << 20) // BLOCK_BYTES):
-            await client.put(namespace, [block(f"{i}")])
+        await fill(client, namespace, 2 * DRAM_BLOCKS)
         assert await contains(client, namespace, kept) == bytes([HIT] * 4)
         if client.shares_memory:
             assert [client.slot_data(h.slot, h.size_bytes) for h in unpack(got.leases[0])] == [b.data for b in kept]
@@ -270,8 +273,7 @@ class BlockContract:
         await client.call("Delete", pb.DeleteRequest(namespace_id=namespace, **packed(blocks)))
         assert (await get(client, [namespace], blocks)).next == MISS
         await client.put(namespace, blocks)
-        for i in range((8 << 20) // BLOCK_BYTES):
-            await client.put(namespace, [block(f"{i}")])
+        await fill(client, namespace, DRAM_BLOCKS)
         if client.shares_memory:
             assert [client.slot_data(h.slot, h.size_bytes) for h in unpack(got.leases[0])] == [blocks[0].data]
         assert await release(client, got) == 1

@@ -16,6 +16,7 @@ from kvstored_proto import frames
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.keys import slot_bytes
+from kvstored.outcomes import HIT
 
 BLOCK_BYTES: Final = 64 << 10
 HASH_BYTES: Final = 32
@@ -115,6 +116,13 @@ async def open_namespace(client: Client, **fields: Any) -> int:
     reply = await client.call("OpenNamespace", pb.OpenNamespaceRequest(spec=spec(**fields)))
     handle: int = reply.namespace_id
     return handle
+
+
+async def fill(client: Client, namespace_id: int, count: int) -> None:
+    """Put so many blocks that nobody asks for again."""
+    for start in range(0, count, 16):
+        blocks = [block(f"filler {i}") for i in range(start, min(count, start + 16))]
+        assert await client.put(namespace_id, blocks) == bytes([HIT] * len(blocks))
 
 
 async def lookup(client: Client, namespace_ids: Sequence[int], blocks: Sequence[Block]) -> pb.LookupReply:

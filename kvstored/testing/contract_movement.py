@@ -17,6 +17,7 @@ from kvstored.testing.contract_client import (
     Transport,
     chain,
     contains,
+    fill,
     get,
     hashes_of,
     lookup,
@@ -34,8 +35,7 @@ async def sunk(transport: Transport, client: Client, namespace: int, count: int 
     blocks = chain("sunk", count)
     await client.put(namespace, blocks)
     await root.call("Flush", admin.FlushRequest(wait_ms=20_000))
-    for each in chain("above it", DRAM_BLOCKS):
-        assert await client.put(namespace, [each]) == bytes([HIT])
+    await fill(client, namespace, DRAM_BLOCKS)
     await root.call("Flush", admin.FlushRequest(wait_ms=20_000))  # so that all of it can make room at once
     assert (await lookup(client, [namespace], blocks)).nvme_blocks == count
     await root.end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from kvstored.config import Config
 from kvstored.daemon import Daemon
 
 MIB = 1 << 20
+POLL_S = 0.01
 
 
 def tenant(name: str, **settings: Any) -> dict[str, Any]:
@@ -56,3 +57,12 @@ async def serving(
         yield daemon
     finally:
         await daemon.stop(flush=False)
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Wait until a condition holds that nothing signals. Raises TimeoutError."""
+    for _ in range(int(timeout_s / POLL_S)):
+        if condition():
+            return
+        await asyncio.sleep(POLL_S)
+    raise TimeoutError(f"not so within {timeout_s:g} s")

@@ -75,13 +75,13 @@ class FramesClient:
             self._take(frame)
 
     def _take(self, frame: frames.Frame) -> None:
-        if frame.operation == pb.OPERATION_SEGMENTS:
-            self._map(pb.Segments.FromString(frame.body), frame.fds)
-        elif frame.operation == pb.OPERATION_SEGMENTS_RETIRED:
-            self._let_go(list(pb.SegmentIds.FromString(frame.body).ids))
-        else:
-            assert frame.flags & frames.REPLY
+        if frame.flags & frames.REPLY:
             self._answers.pop(frame.request_id).set_result(frame)
+        elif frame.operation == pb.OPERATION_SEGMENTS:
+            self._map(pb.Segments.FromString(frame.body), frame.fds)
+        else:
+            assert frame.operation == pb.OPERATION_SEGMENTS_RETIRED
+            self._let_go(list(pb.SegmentIds.FromString(frame.body).ids))
 
     def _map(self, message: pb.Segments, fds: tuple[int, ...]) -> None:
         for segment, fd in zip(message.segments, fds, strict=True):
