@@ -49,7 +49,9 @@ class Mover:
         self._admission = admission
         self._wake = asyncio.Event()
         self._freed = asyncio.Event()
+        self._looked = asyncio.Event()
         self._demands: dict[tuple[str, int], int] = {}
+        self._changed = False
         self._active = False  # between the high and the low watermark
         self._blocked_until_s = 0.0
         self.moving_blocks = 0
@@ -62,7 +64,8 @@ class Mover:
     # ---- asked by the store ----
 
     def kick(self) -> None:
-        """Look at the watermarks again."""
+        """Something was given back: look at the watermarks again, and let whoever waits for room look too."""
+        self._changed = True
         self._wake.set()
 
     def demand(self, tenant: str, slot_bytes: int, count: int) -> None:
@@ -72,11 +75,12 @@ class Mover:
         self._wake.set()
 
     async def room_freed(self, timeout_s: float) -> None:
-        """Wait until a step has freed something, or the time is up."""
-        try:
-            await asyncio.wait_for(self._freed.wait(), timeout_s)
-        except TimeoutError:
-            pass
+        """Wait until something was freed or given back, or the time is up."""
+        await _wait(self._freed, timeout_s)
+
+    async def demand_seen(self, timeout_s: float) -> None:
+        """The same, but also where the mover finds that it can free nothing at present."""
+        await _wait(self._looked, timeout_s)
 
     @property
     def idle(self) -> bool:
@@ -92,9 +96,9 @@ class Mover:
             self._wake.clear()
             while self.takes_blocks() and (entries := self._plan()):
                 await self._demote(entries, evict=True)
-            # Nothing more can be done for whoever waits: they look again and see for themselves.
             self._demands.clear()
-            self._signal()
+            changed, self._changed = self._changed, False
+            self._signal(freed=changed)
 
     def _plan(self) -> list[Entry]:
         """The next blocks to write, coldest first and held; drops clean ones on the way."""
@@ -125,7 +129,7 @@ class Mover:
             node = order.warmer(node)
         self._room.evict(clean, "demoted earlier")
         if clean:
-            self._signal()
+            self._signal(freed=True)
         self._catalog.hold(dirty)
         if clean and not dirty and self._active:
             self._wake.set()
@@ -143,9 +147,12 @@ class Mover:
         self._catalog.hold(entries)
         return entries
 
-    def _signal(self) -> None:
-        self._freed.set()
-        self._freed = asyncio.Event()
+    def _signal(self, *, freed: bool) -> None:
+        self._looked.set()
+        self._looked = asyncio.Event()
+        if freed:
+            self._freed.set()
+            self._freed = asyncio.Event()
 
     # ---- writing ----
 
@@ -187,7 +194,7 @@ class Mover:
         if entries and not done:
             self._counters["demote_failed_blocks"] += len(entries)
             self._blocked_until_s = self._clock.monotonic() + BACK_OFF_S
-        self._signal()
+        self._signal(freed=True)
 
     async def _delete(self, entries: Iterable[Entry]) -> None:
         """Blocks that were deleted while they were being written must not come back from below."""
@@ -219,3 +226,10 @@ class Mover:
                     if limit_bytes <= 0:
                         return dirty
         return dirty
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except TimeoutError:
+        pass

@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import itertools
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -102,6 +102,7 @@ class Promoter:
         self._heap: list[tuple[int, int, Job, Batch]] = []
         self._order = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.on_settled: Callable[[], None] = lambda: None  # set by the store: blocks came to rest and may go again
         self.queued_blocks = 0
         self.inflight_bytes = 0
 
@@ -257,6 +258,7 @@ class Promoter:
             # Batch after batch entered the order; once more as one chain, tail first.
             self._catalog.touch([e for e in job.entries if e.state == READY], self._clock.monotonic())
         job.settle()
+        self.on_settled()
         self._pump()
 
     # ---- cancel ----

@@ -186,7 +186,7 @@ class Reads:
                 return plan.runs, bool(plan.short)
             reached = len(plan.runs[0])
             self._below.mover.demand(*plan.short)
-            await self._below.mover.room_freed(left_s)
+            await self._below.mover.demand_seen(left_s)
 
     def _entered(self, space: Space, hashes: Sequence[bytes]) -> list[Entry]:
         run: list[Entry] = []

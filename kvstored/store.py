@@ -39,6 +39,8 @@ class Store:
         # Set by the transport: tells a session to let go of segments; False where it cannot be told.
         self.tell_retired: Callable[[Session, Sequence[int]], bool] = lambda session, ids: False
         parts.room.on_retired = self._retired
+        if parts.below is not None:
+            parts.below.promoter.on_settled = parts.below.mover.kick
         self._holders: dict[int, set[Session]] = {}
         self._tasks: set[asyncio.Future[None]] = set()
 
@@ -145,6 +147,8 @@ class Store:
             await self.parts.dram.dispose(segment_id)
         except DeviceError:
             self.parts.counters["segments_lost"] += 1  # the tier's warnings say why
+        if self.parts.below is not None:
+            self.parts.below.mover.kick()
 
     # ---- the daemon's own ----
 

@@ -116,3 +116,43 @@ async def test_an_idle_tenants_blocks_are_demoted_before_the_writers_own():
         else:
             raise AssertionError(f"bob never got more than he began with: {node.parts.dram.tenant_usage()}")
         assert not node.counters["evicted_lost_blocks"]
+
+
+async def test_whoever_waits_for_room_does_not_ask_again_and_again():
+    async with Node(blocks=8, below=MemoryTier()) as node:
+        session = await node.session()
+        space = await node.space(session)
+        await node.put(session, space, chain("a", 8))
+        held = await node.get(session, space, chain("a", 8))
+        asked = 0
+        find = node.lower.find
+
+        async def counted(*args, **kwargs):
+            nonlocal asked
+            asked += 1
+            return await find(*args, **kwargs)
+
+        node.lower.find = counted
+        waiting = asyncio.create_task(node.put(session, space, chain("b", 2), wait_s=5))
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert asked <= 2
+        node.store.reads.release(session, [held.leases[0].lease_id])
+        assert list(await asyncio.wait_for(waiting, 5)) == [RESERVED] * 2
+
+
+async def test_whoever_waits_for_room_hears_of_blocks_that_came_to_rest():
+    async with Node(blocks=4, below=MemoryTier(), watermarks=FULL) as node:
+        session = await node.session()
+        space = await node.space(session)
+        await node.put(session, space, chain("a", 4))
+        await node.parts.below.mover.flush(5)
+        node.parts.room.evict(list(space.entries.values()), "test")
+        node.lower.gate.clear()
+        await node.store.prefetches.start(session, [space], chain("a", 4), 0, 0)
+        waiting = asyncio.create_task(node.put(session, space, chain("b", 2), wait_s=5))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not waiting.done(), "all of DRAM is on its way up"
+        node.lower.gate.set()
+        assert list(await asyncio.wait_for(waiting, 5)) == [RESERVED] * 2
