@@ -231,17 +231,21 @@ class Writes:
         """Remove blocks from every tier; those in use disappear now and their bytes when the last user is done."""
         session.check_may_write()
         gone = Gone("deleted", "by a client", self._parts.clock.wall())
-        found = {hash_ for hash_ in hashes if (entry := space.entries.get(hash_)) and entry.state == READY}
+        # What is being written is not there yet: its put comes after this delete.
+        found = {hash_ for hash_ in hashes if (entry := space.entries.get(hash_)) and entry.state != WRITING}
         for hash_ in found:
             self._room.forget(space.entries[hash_])
-        below = await self._stored_below(space, hashes) if self._below is not None else set()
-        if self._below is not None and below:
-            await self._below.tier.delete(space.tenant, space.digest, list(below))
+        below: set[bytes] = set()
+        if self._below is not None:
+            below = await self._stored_below(space, hashes)
+            if below:
+                await self._below.tier.delete(space.tenant, space.digest, list(below))
             # Brought up again by somebody between the two steps.
             for hash_ in below:
                 entry = space.entries.get(hash_)
                 if entry is not None and entry.below:
                     self._room.forget(entry)
+            self._below.mover.kick()
         self._parts.history.note(space.digest, found | below, gone)
         self._counters["deleted_blocks"] += len(found | below)
         return len(found | below)
