@@ -15,7 +15,6 @@ import select
 import socket
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Final, Self
 
@@ -25,11 +24,11 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored_client.errors import KVStoredClientError, Refused, Unavailable
 from kvstored_client.mapping import Segments
+from kvstored_client.outbox import Outbox
 from kvstored_client.staging import StagingRing
 
 SOCKET_BUFFER_BYTES: Final = 1 << 20
 RECEIVE_BYTES: Final = 256 << 10
-OUTGOING_BYTES_MAX: Final = 8 << 20  # unsent: a daemon that reads nothing is as good as gone
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(4 * frames.MAX_FDS_PER_FRAME)
 
 Late = Callable[[bytes], None]
@@ -82,8 +81,7 @@ class Connection:
         self._abandoned: set[int] = set()
         self._ids = itertools.count(1)
         self._lock = threading.RLock()  # reentrant: a finalizer may fail the connection at any point
-        self._outgoing: deque[memoryview] = deque()
-        self._send_lock = threading.Lock()
+        self._outbox = Outbox(sock, self.fail)
         _connections.add(self)
 
     @classmethod
@@ -123,7 +121,7 @@ class Connection:
     @property
     def unsent(self) -> bool:
         """Whether frames wait for the socket to take them."""
-        return bool(self._outgoing)
+        return bool(self._outbox)
 
     @property
     def pending(self) -> int:
@@ -150,41 +148,12 @@ class Connection:
             self._enqueue(frames.encode(operation, next(self._ids), request.SerializeToString(), frames.ONE_WAY))
 
     def _enqueue(self, frame: bytes) -> None:
-        self._outgoing.append(memoryview(frame))
-        if not self.flush() and self.want_write is not None:
+        if not self._outbox.put(frame) and self.want_write is not None:
             self.want_write()
 
     def flush(self) -> bool:
-        """Send what the socket takes now. False: some is left, or another thread is sending it."""
-        while self._outgoing:
-            # Whoever holds the lock looks at the queue again after letting go of it, so nothing stays behind.
-            if not self._send_lock.acquire(blocking=False):
-                return False
-            try:
-                if not self._send_some():
-                    return False
-            finally:
-                self._send_lock.release()
-        return True
-
-    def _send_some(self) -> bool:
-        outgoing = self._outgoing
-        try:
-            while outgoing:
-                data = outgoing[0]
-                sent = self._sock.send(data, socket.MSG_NOSIGNAL)
-                if sent == len(data):
-                    outgoing.popleft()
-                else:
-                    outgoing[0] = data[sent:]
-        except BlockingIOError:
-            if sum(map(len, tuple(outgoing))) > OUTGOING_BYTES_MAX:
-                self.fail(Unavailable("the daemon reads nothing"))
-            return False
-        except OSError as error:
-            self.fail(Unavailable(f"sending to the daemon: {error.strerror or error}"))
-            return False
-        return True
+        """Send what is left of earlier frames; see `Outbox.flush`."""
+        return self._outbox.flush()
 
     # ---- receiving ----
 
@@ -290,7 +259,7 @@ class Connection:
         for ticket in tickets:
             if ticket.wake is not None:
                 ticket.wake()
-        self._outgoing.clear()
+        self._outbox.clear()
 
     def close(self) -> None:
         """Give back the socket, the descriptors and the memory. Call it only when no thread waits on the socket."""
@@ -310,7 +279,7 @@ class Connection:
         self.before_close = self.want_write = None
         self._sock.close()  # no shutdown: that would reach the parent's
         self._pending.clear()
-        self._outgoing.clear()
+        self._outbox.clear()
 
 
 def _undo(ticket: Ticket) -> None:

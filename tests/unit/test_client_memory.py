@@ -42,6 +42,23 @@ def test_a_staging_mapping_is_the_daemons_memory(memfd):
     assert os.pread(memfd, 3, 8) == b"abc"
 
 
+@pytest.mark.parametrize("size", [2 << 20, (4 << 20) + 4096])
+def test_a_large_mapping_starts_where_huge_pages_can_and_leaves_no_reservation(memfd, size):
+    os.ftruncate(memfd, size)
+    before = _address_space_bytes()
+    mapping = Mapping(os.dup(memfd), size, writable=False)
+    assert mapping.address % (2 << 20) == 0
+    assert bytes(mapping.view(size - 1, 1)) == b"\0"
+    assert _address_space_bytes() - before == size
+    del mapping
+    assert (_address_space_bytes(), mapped()) == (before, 0)
+
+
+def _address_space_bytes():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * mmap.PAGESIZE
+
+
 def test_a_view_past_the_end_is_refused(memfd):
     mapping = Mapping(os.dup(memfd), SIZE, writable=False)
     with pytest.raises(ValueError, match="65535 to 65537"):
