@@ -21,8 +21,9 @@ async def test_a_block_deleted_on_its_way_up_does_not_arrive():
         node.lower.gate.clear()
         await node.store.prefetches.start(session, [space], chain("a", 4), 0, 0)
         await asyncio.sleep(0)
-        assert await node.store.writes.delete(session, space, chain("a", 4)[2:]) == 2
+        deleted = await node.store.writes.delete(session, space, chain("a", 4)[2:])
         node.lower.gate.set()
+        assert deleted == 2
         held = await node.get(session, space, chain("a", 4), wait_s=5)
         assert (held.blocks, held.next) == (2, MISS)
         assert list(await node.put(session, space, chain("a", 4)[:2])) == [HIT] * 2
