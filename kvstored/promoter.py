@@ -113,10 +113,21 @@ class Promoter:
 
         They are pinned: hand each to `plan` or to `unpin`.
         """
-        return list(await asyncio.gather(*(self._find(space, hashes) for space in spaces)))
+        finding = [asyncio.ensure_future(self._find(space, hashes)) for space in spaces]
+        try:
+            return list(await asyncio.gather(*finding))
+        except BaseException:  # cancelled, or one of them failed: what others have pinned, or still will, is let go
+            for each in finding:
+                each.add_done_callback(self._unpin_late)
+            raise
+
+    def _unpin_late(self, finding: asyncio.Future[Found]) -> None:
+        if not finding.cancelled() and finding.exception() is None:
+            self.unpin([finding.result()])
 
     async def _find(self, space: Space, hashes: Sequence[bytes]) -> Found:
-        missing = [hash_ for hash_ in hashes if hash_ not in space.entries]
+        # Each once, however often it was asked for: what is pinned twice would have to be let go twice.
+        missing = [hash_ for hash_ in dict.fromkeys(hashes) if hash_ not in space.entries]
         if not missing:
             return {}
         records = await self._below.find(space.tenant, space.digest, missing, prefix=True)
