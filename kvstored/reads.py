@@ -201,10 +201,19 @@ class Reads:
         return next((index for index, entry in enumerate(run) if entry.state != READY), len(run))
 
     async def _settled(self, entries: Sequence[Entry], wait_s: float) -> None:
-        """Wait until every block is readable or gone, or the time is up."""
-        changes = [self._catalog.change_of(entry) for entry in entries if entry.state not in (READY, DEAD)]
-        if changes and wait_s > 0:
-            await asyncio.wait(changes, timeout=wait_s)
+        """Wait until every block is readable or gone, or the time is up.
+
+        One after the other: they come in batches, so that few are waited for, and a thousand gets that
+        wait for the same thousand blocks do not make a million callbacks.
+        """
+        clock = self._parts.clock
+        end_s = clock.monotonic() + wait_s
+        for entry in entries:
+            left_s = end_s - clock.monotonic()
+            if left_s <= 0:
+                return
+            if entry.state not in (READY, DEAD):
+                await asyncio.wait([self._catalog.change_of(entry)], timeout=left_s)
 
     def _lease(
         self,
