@@ -14,6 +14,8 @@ from kvstored_client.namespace import Namespace
 from kvstored_client.results import Outcome, PutResult
 from kvstored_client.writing import Batch, Reservation, batches, collect, place, reserve, start_commit
 
+# Nothing is copied here between commits, so they can be large: the daemon spreads each over its threads.
+BATCH_BYTES: Final = 32 << 20
 COMMITS_IN_FLIGHT: Final = 4
 
 # What a reservation holds, and its places in the ring; None: the daemon did not answer.
@@ -98,7 +100,7 @@ def reserve_staged(
     placed = False
     try:
         reserved = reservation.reserved
-        for indices in batches(reserved, sizes_bytes, reservation.ring) if reserved else ():
+        for indices in batches(reserved, sizes_bytes, reservation.ring, BATCH_BYTES) if reserved else ():
             part = place(indices, sizes_bytes, reservation.ring)
             if part is None:
                 reservation.abort([i for i in reserved if i >= indices[0]], Outcome.NO_ROOM)

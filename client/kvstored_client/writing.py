@@ -28,7 +28,7 @@ from kvstored_client.staging import Region, StagingRing, aligned
 from kvstored_client.verbs import leading, milliseconds, namespace_ids
 
 BATCH_BYTES: Final = 8 << 20
-COMMITS_IN_FLIGHT: Final = 2
+COMMITS_IN_FLIGHT: Final = 3
 _PAUSE_MIN_S: Final = 0.001
 _PAUSE_MAX_S: Final = 0.05
 
@@ -120,9 +120,11 @@ def _abort_late(connection: Connection, body: bytes) -> None:
         connection.post(pb.OPERATION_ABORT, pb.AbortRequest(reservation_id=reservation_id))
 
 
-def batches(indices: Iterable[int], sizes_bytes: Sequence[int], ring: StagingRing) -> Iterator[list[int]]:
-    """Cut into lists of about 8 MiB, and of no more than a quarter of a small ring, so that two can be in flight."""
-    limit = min(BATCH_BYTES, ring.size_bytes // 4)
+def batches(
+    indices: Iterable[int], sizes_bytes: Sequence[int], ring: StagingRing, batch_bytes: int = BATCH_BYTES
+) -> Iterator[list[int]]:
+    """Cut into lists of about `batch_bytes`, and of no more than a quarter of a small ring: several are in flight."""
+    limit = min(batch_bytes, ring.size_bytes // 4)
     batch: list[int] = []
     filled = 0
     for i in indices:
