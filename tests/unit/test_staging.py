@@ -81,6 +81,27 @@ async def test_the_limit_is_for_all_sessions_together():
     assert pool.used_bytes == 0
 
 
+async def test_large_memory_is_given_back_by_a_thread(monkeypatch):
+    punching, go = threading.Event(), threading.Event()
+    punch = staging_module.Mapping.punch
+
+    def slow(mapping):
+        punching.set()
+        assert go.wait(10), "the loop waits for the kernel"
+        punch(mapping)
+
+    monkeypatch.setattr(staging_module.Mapping, "punch", slow)
+    pool = StagingPool(8 * MIB)
+    staging = await pool.create(8 * MIB)
+    staging.close()
+    assert await asyncio.to_thread(punching.wait, 10)
+    assert await pool.create(1) is None, "it counts until it is given back"
+    go.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    await asyncio.sleep(0)
+    assert pool.used_bytes == 0
+
+
 @pytest.mark.parametrize("size", [0, -1, staging_module.SESSION_BYTES_MAX + 1])
 async def test_sizes_that_make_no_sense_are_refused(size):
     with pytest.raises(InvalidArgument, match="staging of"):
