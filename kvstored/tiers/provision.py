@@ -101,9 +101,9 @@ def make(size_bytes: int, config: DramConfig) -> Memory:
     """The memory of one segment, populated; raises ConfigError or DeviceError."""
     mapping = Mapping(size_bytes, name="kvstored-dram", huge_pages=config.huge_pages != "never")
     try:
+        mapping.populate()
         if config.huge_pages == "require" and mapping.pages == "4k":
             raise ConfigError(_no_huge_pages("dram.require_huge_pages is true, but", size_bytes))
-        mapping.populate()
         locked = config.lock != "never" and mapping.lock()
         if config.lock == "require" and not locked:
             raise ConfigError(_not_locked("dram.require_lock is true, but"))
@@ -142,8 +142,8 @@ def shortcomings(config: DramConfig, segments: Sequence[Segment]) -> list[str]:
 def _no_huge_pages(prefix: str, size_bytes: int) -> str:
     return (
         f"{prefix} {size_bytes} bytes got 4 KiB pages: reserve huge pages (sysctl vm.nr_hugepages, 2 MiB each; "
-        "dram.capacity_bytes a multiple of 2 MiB) or allow transparent ones "
-        "(echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled)"
+        "dram.capacity_bytes a multiple of 2 MiB), allow transparent ones "
+        "(echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled), or use Linux 6.1 or newer"
     )
 
 

@@ -115,7 +115,7 @@ class StagingPool:
 
 
 def _make(size_bytes: int) -> Mapping:
-    mapping = Mapping(size_bytes, name="kvstored-staging", mode=MODE_CLIENTS_WRITE)
+    mapping = Mapping(size_bytes, name="kvstored-staging", mode=MODE_CLIENTS_WRITE, huge_pages=True)
     try:
         mapping.populate()
     except DeviceError:

@@ -81,6 +81,7 @@ async def test_what_is_required_and_refused_is_fatal_and_names_setting_and_remed
     monkeypatch.setattr(Mapping, "lock", lambda self: False)
     monkeypatch.setattr(Mapping, "_map_reserved_pages", lambda self, name: False)
     monkeypatch.setattr(memory, "_transparent_pages_allowed", lambda: False)
+    monkeypatch.setattr(Mapping, "_collapse", lambda self, size: False)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match=r"dram\.require_lock.*LimitMEMLOCK"):
         await DramTier(DramConfig(MIB, 256 * KIB, lock="require")).open()
@@ -93,6 +94,7 @@ async def test_what_is_wished_and_refused_is_a_warning(monkeypatch):
     monkeypatch.setattr(Mapping, "lock", lambda self: False)
     monkeypatch.setattr(Mapping, "_map_reserved_pages", lambda self, name: False)
     monkeypatch.setattr(memory, "_transparent_pages_allowed", lambda: False)
+    monkeypatch.setattr(Mapping, "_collapse", lambda self, size: False)
     async with opened(4 * MIB, 2 * MIB) as tier:
         assert len(tier.warnings) == 2
         assert tier.properties()["locked"] == "no"

@@ -215,6 +215,7 @@ def test_a_mapping_that_cannot_be_made_leaves_nothing(monkeypatch):
 def test_without_reserved_or_transparent_huge_pages_it_makes_do_with_small_ones(monkeypatch):
     monkeypatch.setattr(Mapping, "_map_reserved_pages", lambda self, name: False)
     monkeypatch.setattr(memory, "_transparent_pages_allowed", lambda: False)
+    monkeypatch.setattr(Mapping, "_collapse", lambda self, size: False)
     made = Mapping(2 * MIB, name="test", huge_pages=True)
     assert made.pages == "4k"
     made.close()
@@ -224,6 +225,18 @@ def test_without_reserved_or_transparent_huge_pages_it_makes_do_with_small_ones(
     ("setting", "allowed"),
     [("always [advise] never", True), ("[always] advise never", True), ("always advise [never]", False), (None, False)],
 )
+@pytest.mark.skipif(tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1), reason="Linux 6.1 has it")
+def test_populating_makes_huge_pages_whatever_the_systems_setting_and_keeps_what_is_there(monkeypatch):
+    monkeypatch.setattr(Mapping, "_map_reserved_pages", lambda self, name: False)
+    made = Mapping(4 * MIB + 4096, name="test", huge_pages=True)
+    memory.view(made.address + 2 * MIB, 5, writable=True)[:] = b"there"
+    made.populate()
+    assert made.pages == "thp"
+    assert bytes(memory.view(made.address + 2 * MIB, 5)) == b"there"
+    assert bytes(memory.view(made.address, 2 * MIB)) == bytes(2 * MIB)
+    made.close()
+
+
 def test_transparent_huge_pages_are_reported_only_where_the_kernel_permits_them(
     monkeypatch, tmp_path, setting, allowed
 ):

@@ -58,6 +58,20 @@ async def test_demotion_runs_from_the_high_to_the_low_watermark_and_takes_the_co
         assert (found.ready_blocks, found.nvme_blocks) == (8, 8)
 
 
+async def test_a_block_that_moves_down_while_the_index_is_asked_is_not_overlooked():
+    async with Node(blocks=8, below=MemoryTier(), watermarks=FULL) as node:
+        session = await node.session()
+        space = await node.space(session)
+        hashes = chain("a", 4)
+        await fill_below(node, session, space, hashes[2:])
+        await node.put(session, space, hashes[:2])
+        await node.parts.below.mover.flush(5)
+        looking = asyncio.ensure_future(node.store.reads.lookup([space], hashes))
+        await asyncio.sleep(0)  # the index is being asked for the last two
+        node.parts.room.evict([space.entries[hash_] for hash_ in hashes[:2]], "test")
+        assert (await looking).ready_blocks == 4
+
+
 async def test_without_a_working_lower_tier_eviction_drops_and_says_so():
     async with Node(blocks=4, below=MemoryTier(), watermarks=FULL) as node:
         node.lower.health = Health.READ_ONLY
