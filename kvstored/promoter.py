@@ -126,12 +126,21 @@ class Promoter:
             self.unpin([finding.result()])
 
     async def _find(self, space: Space, hashes: Sequence[bytes]) -> Found:
+        found: Found = {}
+        entries = space.entries
         # Each once, however often it was asked for: what is pinned twice would have to be let go twice.
-        missing = [hash_ for hash_ in dict.fromkeys(hashes) if hash_ not in space.entries]
-        if not missing:
-            return {}
-        records = await self._below.find(space.tenant, space.digest, missing, prefix=True)
-        return {hash_: record for hash_, record in zip(missing, records, strict=False) if record is not None}
+        hashes = list(dict.fromkeys(hashes))
+        try:
+            # Again, because a block that was in DRAM may have moved down while the index was asked.
+            while missing := [hash_ for hash_ in hashes if hash_ not in entries and hash_ not in found]:
+                records = await self._below.find(space.tenant, space.digest, missing, prefix=True)
+                found.update((hash_, record) for hash_, record in zip(missing, records, strict=False) if record)
+                if len(records) < len(missing):
+                    hashes = hashes[: hashes.index(missing[len(records)])]
+        except BaseException:
+            self.unpin([found])
+            raise
+        return found
 
     def unpin(self, found: Sequence[Found]) -> None:
         """Let go of records that nobody will read."""

@@ -221,10 +221,6 @@ def test_without_reserved_or_transparent_huge_pages_it_makes_do_with_small_ones(
     made.close()
 
 
-@pytest.mark.parametrize(
-    ("setting", "allowed"),
-    [("always [advise] never", True), ("[always] advise never", True), ("always advise [never]", False), (None, False)],
-)
 @pytest.mark.skipif(tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1), reason="Linux 6.1 has it")
 def test_populating_makes_huge_pages_whatever_the_systems_setting_and_keeps_what_is_there(monkeypatch):
     monkeypatch.setattr(Mapping, "_map_reserved_pages", lambda self, name: False)
@@ -237,6 +233,10 @@ def test_populating_makes_huge_pages_whatever_the_systems_setting_and_keeps_what
     made.close()
 
 
+@pytest.mark.parametrize(
+    ("setting", "allowed"),
+    [("always [advise] never", True), ("[always] advise never", True), ("always advise [never]", False), (None, False)],
+)
 def test_transparent_huge_pages_are_reported_only_where_the_kernel_permits_them(
     monkeypatch, tmp_path, setting, allowed
 ):
