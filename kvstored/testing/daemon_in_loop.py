@@ -59,6 +59,17 @@ async def serving(
         await daemon.stop(flush=False)
 
 
+def check_nothing_held(daemon: Daemon) -> None:
+    """AssertionError where sessions hold anything, or, without a lower tier to move blocks, anything is held at all."""
+    parts = daemon.context.store.parts
+    assert set(daemon.context.store.held().values()) == {0}
+    parts.dram.audit()
+    if parts.below is None:
+        spaces = parts.catalog.spaces.values()
+        assert not any(entry.holds for space in spaces for entry in space.entries.values())
+        assert parts.dram.usage().used_bytes == sum(space.used_bytes for space in spaces)
+
+
 async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait until a condition holds that nothing signals. Raises TimeoutError."""
     for _ in range(int(timeout_s / POLL_S)):

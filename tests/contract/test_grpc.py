@@ -28,7 +28,7 @@ from kvstored.testing.contract_client import (
     reserve,
 )
 from kvstored.testing.contract_transports import GrpcClient, SocketClient, inline_requests, opening_request
-from kvstored.testing.daemon_in_loop import eventually, serving, tenant
+from kvstored.testing.daemon_in_loop import check_nothing_held, eventually, serving, tenant
 from tests.contract.certificates import Authority
 
 AUTHORITY = Authority("kvstored test CA")
@@ -67,7 +67,7 @@ async def client(daemon):
     made = await opened(daemon)
     yield made
     await made.end()
-    assert set(daemon.context.store.held().values()) == {0}
+    check_nothing_held(daemon)
 
 
 def with_tls(directory, **server):
@@ -253,8 +253,6 @@ async def test_what_a_get_took_for_a_client_that_left_is_given_back(daemon, clie
     assert await writer.put(theirs, chain("a", 1)) == bytes([HIT])
     await writer.end()
     assert daemon.context.store.held()["leases"] == 0
-    (entry,) = next(iter(daemon.context.store.parts.catalog.spaces.values())).entries.values()
-    assert entry.holds == 0
 
 
 async def test_a_get_whose_client_left_while_it_was_served_holds_nothing(daemon, client, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from kvstored.testing.contract import SETTINGS, TransportContract
 from kvstored.testing.contract_client import ACME
 from kvstored.testing.contract_transports import DirectClient, GrpcClient, SocketClient, opening_request
-from kvstored.testing.daemon_in_loop import serving
+from kvstored.testing.daemon_in_loop import check_nothing_held, serving
 from tests.contract.certificates import Authority
 
 
@@ -28,7 +28,7 @@ class Harness:
     async def close(self):
         for client in self._clients:
             await client.end()
-        assert set(self._daemon.context.store.held().values()) == {0}
+        check_nothing_held(self._daemon)
 
 
 class Contract(TransportContract):
