@@ -51,7 +51,7 @@ class Server(Section):
     tls_key: Maybe[Path] = None
     """Its private key, PEM."""
     tls_client_ca: Maybe[Path] = None
-    """The authority that signs client certificates, PEM; empty: tokens only."""
+    """The authority that signs client certificates, PEM: every TCP client then needs one; empty: tokens only."""
     max_sessions: Annotated[int, Field(ge=1, le=65536)] = 256
     """Client processes at once, both transports together."""
     idle_timeout_s: Annotated[float, Field(ge=1, le=86400)] = 60.0
@@ -155,7 +155,7 @@ class Limits(Section):
     requests_in_flight: Annotated[int, Field(ge=1, le=1 << 16)] = 64
     """Unanswered requests of one session; past it its socket is not read."""
     reply_queue_bytes: Annotated[Bytes, Field(ge=MIB)] = 4 * MIB
-    """Replies that a session has not read; past it the session ends."""
+    """Replies that a session has not taken; past it its socket is not read."""
     put_wait_max_s: Seconds = 5.0
     """Longest wait for room that a reservation may ask for."""
     get_wait_max_s: Seconds = 30.0
