@@ -88,6 +88,7 @@ class Session:
         self.staging: Staging | None = None
         self.reserved_bytes = 0
         self.exposed: set[int] = set()  # segments whose descriptor it has
+        self.silent = False  # was asked to let go of one and did not answer in time
 
     def check_may_write(self) -> None:
         """Raises PermissionDenied for a caller whose role only reads."""

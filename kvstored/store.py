@@ -25,6 +25,7 @@ from kvstored.tiers.staging import Staging
 from kvstored.writes import Writes
 
 NAMESPACES_MAX: Final = 65_536
+RETURN_WAIT_S: Final = 10.0  # for a session to let go of a segment that is to serve another tenant
 
 
 class Store:
@@ -41,6 +42,7 @@ class Store:
         parts.room.on_retired = self._retired
         if parts.below is not None:
             parts.below.promoter.on_settled = parts.below.mover.kick
+        self.return_wait_s = RETURN_WAIT_S
         self._holders: dict[int, set[Session]] = {}
         self._tasks: set[asyncio.Future[None]] = set()
 
@@ -56,7 +58,7 @@ class Store:
         if wanted:
             try:
                 staging = await self.parts.staging.create(wanted)
-            except DeviceError:
+            except BaseException:  # whatever it was: nobody else knows of this session
                 self.end_session(session)
                 raise
             self._give_staging(session, staging)
@@ -78,7 +80,8 @@ class Store:
         self.reads.end(leases)
         if session.staging is not None:
             session.staging.close()
-        self.segments_dropped(session, list(session.exposed))
+        for segment_id in list(session.exposed):
+            self._let_go(session, segment_id)
         self.parts.counters["sessions_ended"] += 1
         if self.parts.below is not None:
             self.parts.below.mover.kick()
@@ -116,28 +119,49 @@ class Store:
         return fresh
 
     def _retired(self, segment_id: int) -> None:
-        """A segment left service: ask its holders to let go, and remake its memory when the last one has."""
-        holders = self._holders.get(segment_id, set())
-        for session in list(holders):
-            self.tell_retired(session, [segment_id])
+        """A segment left service: ask its holders to let go, and remake its memory when the last one has.
+
+        None of them has a block in it, so one that does not answer only delays: its bytes are taken
+        from it after a while, and its next segments at once.
+        """
+        holders = self._holders.get(segment_id)
         if not holders:
             self._dispose(segment_id)
+            return
+        for session in list(holders):
+            self.tell_retired(session, [segment_id])
+            if session.silent:
+                self._let_go(session, segment_id)
+        if holders:
+            asyncio.get_running_loop().call_later(self.return_wait_s, self._overdue, segment_id)
+
+    def _overdue(self, segment_id: int) -> None:
+        for session in list(self._holders.get(segment_id, ())):
+            session.silent = True
+            self.parts.counters["segments_not_returned"] += 1
+            self._let_go(session, segment_id)
 
     def segments_dropped(self, session: Session, segment_ids: Iterable[int]) -> None:
-        """A session has unmapped and closed these (or has ended)."""
+        """A session says that it has unmapped and closed these.
+
+        It is believed of retired ones only: whoever could give up others would be sent their
+        descriptors again and again, and need not take them.
+        """
+        session.silent = False
         for segment_id in segment_ids:
-            if segment_id not in session.exposed:
-                continue
-            session.exposed.discard(segment_id)
-            holders = self._holders[segment_id]
-            holders.discard(session)
-            if not holders:
-                del self._holders[segment_id]
-                if self.parts.dram.is_retired(segment_id):
-                    self._dispose(segment_id)
+            if segment_id in session.exposed and self.parts.dram.is_retired(segment_id):
+                self._let_go(session, segment_id)
+
+    def _let_go(self, session: Session, segment_id: int) -> None:
+        session.exposed.discard(segment_id)
+        holders = self._holders[segment_id]
+        holders.discard(session)
+        if not holders:
+            del self._holders[segment_id]
+            if self.parts.dram.is_retired(segment_id):
+                self._dispose(segment_id)
 
     def _dispose(self, segment_id: int) -> None:
-        self._holders.pop(segment_id, None)
         task = asyncio.ensure_future(self._remake(segment_id))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
