@@ -73,6 +73,14 @@ class Space:
         return self.namespace.digest
 
 
+def _by_order(entries: Sequence[Entry]) -> list[tuple[EvictionOrder, Sequence[Entry]]]:
+    """Entries by the order they stand in, each group as it was given; nearly always there is one."""
+    orders = {entry.pool.order for entry in entries}
+    if len(orders) == 1:
+        return [(orders.pop(), entries)]
+    return [(order, [entry for entry in entries if entry.pool.order is order]) for order in orders]
+
+
 class Catalog:
     """All spaces and eviction orders of the daemon."""
 
@@ -142,11 +150,11 @@ class Catalog:
         self._wake(entry)
         return True
 
-    def hold(self, entries: Iterable[Entry]) -> None:
+    def hold(self, entries: Sequence[Entry]) -> None:
         """Keep blocks from being moved, reused or zeroed until `unhold`."""
+        for order, group in _by_order([e for e in entries if not e.holds and e.state == READY]):
+            order.remove_many(group)
         for entry in entries:
-            if not entry.holds and entry.state == READY:
-                entry.pool.order.remove(entry)
             entry.holds += 1
 
     def unhold(self, entries: Sequence[Entry], now: float) -> list[int]:
@@ -154,36 +162,29 @@ class Catalog:
 
         The last hold touches. Tail first, so that a child is evicted before its parent.
         """
-        free = []
         self._used(entries)
-        for entry in reversed(entries):
+        for entry in entries:
+            assert entry.holds > 0, "unheld more often than held"
             entry.holds -= 1
-            assert entry.holds >= 0, "unheld more often than held"
-            if not entry.holds:
-                if entry.state == READY:
-                    entry.pool.order.touch(entry, now)
-                elif entry.state == DEAD:
-                    free.append(entry.slot)
-        return free
+        released = [entry for entry in reversed(entries) if not entry.holds]
+        for order, group in _by_order([entry for entry in released if entry.state == READY]):
+            order.touch_many(group, now)
+        return list({entry.slot: None for entry in released if entry.state == DEAD})  # each once
 
     def lease(self, entries: Sequence[Entry]) -> None:
         """Hold blocks of one tenant for clients; `unlease` goes before their `unhold`."""
         self.hold(entries)
-        fresh_bytes = 0
+        fresh_bytes = sum([entry.pool.slot_bytes for entry in entries if not entry.leases])
         for entry in entries:
-            if not entry.leases:
-                fresh_bytes += entry.pool.slot_bytes
             entry.leases += 1
         if fresh_bytes:
             self.leased_bytes[entries[0].pool.space.tenant] += fresh_bytes
 
     def unlease(self, entries: Sequence[Entry]) -> None:
         """Note that a lease ends."""
-        last_bytes = 0
         for entry in entries:
             entry.leases -= 1
-            if not entry.leases:
-                last_bytes += entry.pool.slot_bytes
+        last_bytes = sum([entry.pool.slot_bytes for entry in entries if not entry.leases])
         if last_bytes:
             self.leased_bytes[entries[0].pool.space.tenant] -= last_bytes
 
@@ -204,9 +205,8 @@ class Catalog:
     def touch(self, entries: Sequence[Entry], now: float) -> None:
         """Note a use of blocks, given in chain order, tail first. Held ones are touched when released."""
         self._used(entries)
-        for entry in reversed(entries):
-            if not entry.holds and entry.state == READY:
-                entry.pool.order.touch(entry, now)
+        for order, group in _by_order([e for e in reversed(entries) if not e.holds and e.state == READY]):
+            order.touch_many(group, now)
 
     def ancestors(self, space: Space, parent: bytes, limit: int) -> list[Entry]:
         """The chain above a block, from its root down to `parent`, as far as it is in DRAM."""
@@ -224,8 +224,8 @@ class Catalog:
     def _used(self, entries: Iterable[Entry]) -> None:
         self._tick += 1
         tick, used = self._tick, self.segment_used
-        for entry in entries:
-            used[entry.slot >> 20] = tick
+        for segment_id in {entry.slot >> 20 for entry in entries}:
+            used[segment_id] = tick
 
     # ---- waiting for a block that is being written or promoted ----
 

@@ -7,6 +7,8 @@ belongs to one tenant.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from struct import Struct
 from typing import Final
 
 import msgspec
@@ -46,7 +48,12 @@ def split_hashes(packed: bytes, hash_bytes: int) -> list[bytes]:
         raise InvalidArgument(
             f"hashes has {len(packed)} bytes: it must hold 1 to {BLOCKS_PER_CALL_MAX} hashes of {hash_bytes} bytes each"
         )
-    return [packed[i : i + hash_bytes] for i in range(0, len(packed), hash_bytes)]
+    return list(_cutter(hash_bytes, count).unpack(packed))
+
+
+@lru_cache(maxsize=32)
+def _cutter(hash_bytes: int, count: int) -> Struct:
+    return Struct(f"{hash_bytes}s" * count)
 
 
 def slot_bytes(size_bytes: int) -> int:

@@ -54,6 +54,10 @@ class EvictionOrder(Protocol):
         """Take a node out; nothing happens where it is absent."""
         ...
 
+    def remove_many(self, nodes: Iterable[Node]) -> None:
+        """Take several out: one call for a whole prefix."""
+        ...
+
     def coldest(self) -> Node | None:
         """The node to go first; None in an empty order."""
         ...
@@ -102,9 +106,25 @@ class Lru:
 
     def touch_many(self, nodes: Iterable[Node], now: float) -> None:
         """See `EvictionOrder`."""
-        touch = self.touch
+        # `touch`, written out: a get of 512 blocks spends most of its time in this loop.
+        sentinel = self._sentinel
+        warmest, added = sentinel.prev, 0
+        assert warmest is not None, "the ring is closed"
         for node in nodes:
-            touch(node, now)
+            if node is warmest:
+                continue
+            colder, warmer = node.prev, node.next
+            if colder is None or warmer is None:
+                added += 1
+            else:
+                colder.next = warmer
+                warmer.prev = colder
+            node.prev = warmest
+            warmest.next = node
+            warmest = node
+        warmest.next = sentinel
+        sentinel.prev = warmest
+        self._count += added
 
     def remove(self, node: Node) -> None:
         """See `EvictionOrder`."""
@@ -115,6 +135,18 @@ class Lru:
         warmer.prev = colder
         node.prev = node.next = None
         self._count -= 1
+
+    def remove_many(self, nodes: Iterable[Node]) -> None:
+        """See `EvictionOrder`."""
+        removed = 0
+        for node in nodes:
+            colder, warmer = node.prev, node.next
+            if colder is not None and warmer is not None:
+                colder.next = warmer
+                warmer.prev = colder
+                node.prev = node.next = None
+                removed += 1
+        self._count -= removed
 
     def coldest(self) -> Node | None:
         """See `EvictionOrder`."""

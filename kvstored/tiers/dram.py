@@ -53,8 +53,15 @@ class Records:
 
     def heads(self, slots: Sequence[int]) -> bytes:
         """The first 32 bytes of each record, as leases carry them (`kvstored_proto.frames.HEAD`)."""
-        segments = self._segments
-        return b"".join([segments[slot >> INDEX_BITS].head(slot & INDEX_MASK) for slot in slots])
+        heads: list[memoryview] = []
+        segment_id, head = 0, None
+        for slot in slots:
+            if slot >> INDEX_BITS != segment_id:
+                segment_id = slot >> INDEX_BITS
+                head = self._of(slot).head
+            assert head is not None, "segment ids start at 1"
+            heads.append(head(slot & INDEX_MASK))
+        return b"".join(heads)
 
 
 class DramTier(SegmentPool):

@@ -149,11 +149,6 @@ class Segment:
         found = self._owners[index]
         return None if found is _VACANT else found
 
-    def head(self, index: int) -> memoryview:
-        """The start of a slot's record: generation word, CRC, size, content hash."""
-        assert self.records is not None, "a slot is cut"
-        return self.records.head(index)
-
     def occupants(self) -> list[object]:
         """The owners of all slots that have one."""
         return [owner for owner in self._owners if owner is not _VACANT and owner is not None]

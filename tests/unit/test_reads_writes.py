@@ -104,6 +104,18 @@ async def test_a_leased_block_survives_any_pressure_and_a_deleted_one_until_its_
         assert (await lookup(node, space, chain("c", 2))).ready_blocks == 2
 
 
+async def test_a_block_asked_for_twice_in_one_call_is_given_back_once():
+    async with Node() as node:
+        session = await node.session()
+        space = await node.space(session)
+        await node.put(session, space, chain("a", 2))
+        held = await node.get(session, space, chain("a", 2) * 2)
+        assert held.blocks == 4
+        await node.store.writes.delete(session, space, chain("a", 2))
+        node.store.reads.release(session, [held.leases[0].lease_id])
+        assert node.parts.dram.usage().used_bytes == 0
+
+
 async def test_eviction_takes_the_tail_of_the_least_recently_used_chain():
     async with Node(blocks=8) as node:
         session = await node.session()
