@@ -100,19 +100,24 @@ class Mapping:
     def _map(self, name: str, flags: int) -> None:
         self.fd = _memfd(name, flags)
         os.ftruncate(self.fd, self.size_bytes)
-        # Not the mmap module: it keeps a duplicate of the descriptor, and those are scarce. The kernel
-        # aligns to huge pages only where the system's setting asks for them, so it is done here.
+        # Not the mmap module: it keeps a duplicate of the descriptor, and those are scarce.
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        if flags & os.MFD_HUGETLB:
+            self.address = _map_at(None, self.size_bytes, protection, mmap.MAP_SHARED, self.fd)
+        else:
+            self._map_aligned(protection)
+
+    def _map_aligned(self, protection: int) -> None:
+        """Map to a multiple of 2 MiB: the kernel does that only where the system's setting asks for huge pages."""
         start = _map_at(None, self.size_bytes + HUGE_PAGE_BYTES, _PROT_NONE, _RESERVE, -1)
         address = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         end, reserved_end = address + self.size_bytes, start + self.size_bytes + HUGE_PAGE_BYTES
-        try:
-            _map_at(address, self.size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, self.fd)
-        except OSError:
-            _munmap(start, self.size_bytes + HUGE_PAGE_BYTES)
-            raise
         for first, last in ((start, address), (end, reserved_end)):
             if last > first:
                 _munmap(first, last - first)
+        # Where this fails, what was reserved stays so: the kernel may have unmapped it before it failed,
+        # another thread's memory may lie there by now, and to unmap it would be to take that away.
+        _map_at(address, self.size_bytes, protection, mmap.MAP_SHARED | _MAP_FIXED, self.fd)
         self.address = address
 
     def _map_reserved_pages(self, name: str) -> bool:

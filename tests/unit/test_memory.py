@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -333,3 +334,34 @@ def test_a_plain_copy_copies(mapping, other):
 def test_a_view_is_writable_only_when_asked(mapping):
     assert memory.view(mapping.address, 10).readonly
     assert not memory.view(mapping.address, 10, writable=True).readonly
+
+
+def test_a_mapping_that_fails_leaves_the_memory_of_others_alone(monkeypatch):
+    real, theirs = memory._map_at, []
+
+    def fails_after_unmapping(address, size, protection, flags, fd):
+        if address is None:
+            return real(address, size, protection, flags, fd)
+        # The kernel unmaps what was there before it fails, and another thread is quick to map there.
+        memory._munmap(address, size)
+        anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | memory._MAP_FIXED
+        theirs.append((real(address, size, mmap.PROT_READ, anonymous, -1), size))
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(memory, "_map_at", fails_after_unmapping)
+    with pytest.raises(DeviceError, match="Cannot allocate memory"):
+        Mapping(2 * MIB, name="t")
+    ((address, size),) = theirs
+    assert memory._madvise(address, size, 0) == 0, "still mapped"
+    assert memory._munmap(address, size) == 0
+
+
+def test_mappings_made_by_threads_at_once_stay_mapped():
+    def make_and_use(_):
+        made = Mapping(2 * MIB, name="t", huge_pages=True)
+        made.populate()
+        fill(made, b"abc")
+        made.close()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(make_and_use, range(100))) == [None] * 100
