@@ -23,6 +23,7 @@ from kvstored.rpc import admin, status
 from kvstored.rpc.context import Context
 from kvstored.writes import Reserved
 
+CLIENT_NAME_MAX: Final = 256  # it stands in every status
 FEATURES: Final = ("prefetch", "groups")
 GET_BLOCKS_MAX: Final = 2 * keys.BLOCKS_PER_CALL_MAX  # 40 bytes each in the reply, which must fit in a frame
 Reply = Message | Awaitable[Message]
@@ -48,6 +49,8 @@ async def open_session(context: Context, caller: Caller, request: pb.OpenSession
             f"the client speaks protocol {request.protocol_min} to {request.protocol_max}, this daemon "
             f"{frames.PROTOCOL_MIN} to {frames.PROTOCOL_MAX}: update the older of the two"
         )
+    if len(request.client_name) > CLIENT_NAME_MAX:
+        raise InvalidArgument(f"client_name has {len(request.client_name)} characters: {CLIENT_NAME_MAX} are allowed")
     session = await context.store.open_session(
         caller,
         staging_bytes=request.staging_bytes if caller.transport == "session" else 0,
