@@ -9,7 +9,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import random
+from collections.abc import Iterable
 from typing import Final
+
+import numpy as np
 
 _LIBC: Final = ctypes.CDLL(None)
 _MEMCMP: Final = _LIBC.memcmp
@@ -52,3 +55,8 @@ class Pool:
     def size_bytes(self) -> int:
         """All blocks together."""
         return self.blocks * self.block_bytes
+
+
+def addresses_of(views: Iterable[memoryview]) -> list[int]:
+    """Where the bytes of read-only views lie; good for as long as the views are."""
+    return [np.frombuffer(view, dtype=np.uint8).ctypes.data for view in views]

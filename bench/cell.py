@@ -1,7 +1,8 @@
 """One block size of the transfer bench: interleaved repeats of every path beside its ceiling.
 
-A repeat runs, in this order: memmove, get, get without copies, memmove, put from staging, put,
-memmove. Each path is compared with the mean of the memmoves around it, in the same repeat.
+A get is compared with memmove of the very same blocks, from where the client has them mapped to
+the same slots: what it adds to the bare copy. A put is compared with memmove from the caller's
+source to the same slots. Each is put beside the mean of the two ceilings around it in a repeat.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kvstored_client import Client, NamespaceSpec
 
-from bench.buffers import Pool
+from bench.buffers import Pool, addresses_of
 from bench.ceiling import memmove_blocks
 from bench.common import GB, Values, median, median_ratio, timed
 from kvstored.testing.daemon_process import DaemonProcess
@@ -59,7 +60,8 @@ class Cell:
         self.source = Pool(blocks, block_bytes, seed=1)
         self.destination = Pool(blocks, block_bytes, seed=2)
         self.source.fill(seed=block_bytes)
-        self.memmove, self.get, self.control, self.put, self.put_staged = (Cost() for _ in range(5))
+        self.memmove, self.memmove_private = Cost(), Cost()
+        self.get, self.control, self.put, self.put_staged = Cost(), Cost(), Cost(), Cost()
         self.wrong_blocks = 0
 
     # --- one repeat ----------------------------------------------------------------
@@ -70,29 +72,35 @@ class Cell:
         assert result.stored + result.existing == len(self.hashes), f"the tier took {result}"
         for _ in range(_WARM_UPS):
             self.repeat()
-        for cost in (self.memmove, self.get, self.control, self.put, self.put_staged):
+        for cost in (self.memmove, self.memmove_private, self.get, self.control, self.put, self.put_staged):
             cost.forget()
 
     def repeat(self) -> None:
         """One round of every path."""
-        self._memmove()
+        self._memmove_mapped()
         self._get()
         self._get_without_copies()
-        self._memmove()
+        self._memmove_mapped()
+        self._memmove_private()
         self._put_from_staging()
         self._put()
-        self._memmove()
+        self._memmove_private()
 
     def close(self) -> None:
         """Delete the resident chain, so that its memory can serve the next cell."""
         self._client.delete(self.namespace, self.hashes)
 
-    def _memmove(self) -> None:
-        with self._charged(self.memmove):
+    def _memmove_mapped(self) -> None:
+        with self._client.get(self.namespace, self.hashes) as blocks:
+            sources = addresses_of(blocks[index] for index in range(len(blocks)))
+            with self._charged(self.memmove):
+                memmove_blocks(self.destination.addresses, sources, self.block_bytes)
+
+    def _memmove_private(self) -> None:
+        with self._charged(self.memmove_private):
             memmove_blocks(self.destination.addresses, self.source.addresses, self.block_bytes)
 
     def _get(self) -> None:
-        self.destination.clear()
         with self._charged(self.get):
             delivered = self._client.get_into(self.namespace, self.hashes, self.destination.views)
         self._check(delivered)
@@ -133,6 +141,8 @@ class Cell:
 
     @contextmanager
     def _charged(self, cost: Cost) -> Iterator[None]:
+        # Nothing old can pass for delivered, and every path finds the caches as its ceiling does.
+        self.destination.clear()
         daemon_cpu, client_cpu = self._daemon.cpu_s(), time.process_time()
         with timed(cost.wall_s):
             yield
@@ -143,11 +153,10 @@ class Cell:
 
     def figures(self, suffix: str) -> Values:
         """The cell's figures; the main block size has no suffix."""
-        before, between, after = (self.memmove.wall_s[start::3] for start in range(3))
-        get_ceiling = [(a + b) / 2 for a, b in zip(before, between, strict=True)]
-        put_ceiling = [(a + b) / 2 for a, b in zip(between, after, strict=True)]
+        get_ceiling, put_ceiling = _bracket(self.memmove.wall_s), _bracket(self.memmove_private.wall_s)
         values: dict[str, float] = {
             "memmove_gbps": self._gbps(self.memmove.wall_s),
+            "memmove_private_gbps": self._gbps(self.memmove_private.wall_s),
             "get_gbps": self._gbps(self.get.wall_s),
             "get_ratio": median_ratio(self.get.wall_s, get_ceiling),
             "get_control_ms": median(self.control.wall_s) * 1e3,
@@ -169,6 +178,11 @@ class Cell:
 
     def _per_gb(self, seconds: list[float]) -> float:
         return sum(seconds) / len(seconds) / (self.total_bytes / GB)
+
+
+def _bracket(seconds: list[float]) -> list[float]:
+    """The means of the ceilings before and after, one per repeat."""
+    return [(before + after) / 2 for before, after in zip(seconds[::2], seconds[1::2], strict=True)]
 
 
 def call_latencies(call: Callable[[], object], calls: int) -> list[float]:

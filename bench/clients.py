@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from kvstored_client import Client, NamespaceSpec
 
-from bench.buffers import Pool
+from bench.buffers import Pool, addresses_of
 from bench.ceiling import memmove_blocks
 from bench.common import GB, median
 
@@ -89,20 +89,32 @@ def _client(task: Task, barrier: Barrier, queue: Any) -> None:
     destination = Pool(len(task.hashes), task.block_bytes, seed=2)
     with Client(task.address, name="bench.clients", staging_bytes=1 << 20, connect_timeout_s=_TIMEOUT_S) as client:
         namespace = client.namespace(NamespaceSpec.FromString(task.spec))
-        delivered = client.get_into(namespace, task.hashes, destination.views)  # maps the segments
-        assert delivered == len(task.hashes), f"{delivered} of {len(task.hashes)} blocks are resident"
-        rounds = []
-        for _ in range(task.repeats):
-            barrier.wait(_TIMEOUT_S)
-            memmove_start_s = time.monotonic()
-            memmove_blocks(destination.addresses, source.addresses, task.block_bytes)
-            memmove_end_s = time.monotonic()
-            destination.clear()
-            barrier.wait(_TIMEOUT_S)
-            get_start_s = time.monotonic()
-            delivered = client.get_into(namespace, task.hashes, destination.views)
-            get_end_s = time.monotonic()
-            times = (memmove_start_s, memmove_end_s, get_start_s, get_end_s)
-            wrong = destination.wrong_blocks(source, delivered)
-            rounds.append(Span(*times, missed_blocks=len(task.hashes) - delivered, wrong_blocks=wrong))
+        with client.get(namespace, task.hashes) as blocks:
+            assert len(blocks) == len(task.hashes), f"{len(blocks)} of {len(task.hashes)} blocks are resident"
+            mapped = addresses_of(blocks[index] for index in range(len(blocks)))
+            rounds = [_round(task, client, mapped, source, destination, barrier) for _ in range(task.repeats)]
     queue.put(rounds)
+
+
+def _round(
+    task: Task, client: Client, mapped: Sequence[int], source: Pool, destination: Pool, barrier: Barrier
+) -> Span:
+    namespace = client.namespace(NamespaceSpec.FromString(task.spec))
+    destination.clear()  # as before the get: both find the caches in one state
+    barrier.wait(_TIMEOUT_S)
+    memmove_start_s = time.monotonic()
+    memmove_blocks(destination.addresses, mapped, task.block_bytes)
+    memmove_end_s = time.monotonic()
+    destination.clear()
+    barrier.wait(_TIMEOUT_S)
+    get_start_s = time.monotonic()
+    delivered = client.get_into(namespace, task.hashes, destination.views)
+    get_end_s = time.monotonic()
+    return Span(
+        memmove_start_s,
+        memmove_end_s,
+        get_start_s,
+        get_end_s,
+        missed_blocks=len(task.hashes) - delivered,
+        wrong_blocks=destination.wrong_blocks(source, delivered),
+    )
