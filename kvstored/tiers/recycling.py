@@ -134,6 +134,8 @@ class Recycler:
             trailer = unpack_trailer(self._mover.read_at(extent, end - TRAILER_BYTES, TRAILER_BYTES))
             if trailer is None or trailer[1:4] != (self._directory.identity, extent, generation):
                 return []
+            if not trailer.header_bytes:  # all of its records were deleted before it was sealed
+                return []
             headers = self._mover.read_at(extent, end - footer_bytes(trailer.header_bytes), trailer.header_bytes)
         except DeviceError:
             return []

@@ -165,6 +165,14 @@ async def test_an_extent_with_a_damaged_footer_is_recycled_all_the_same(tmp_path
         assert {h for _, _, h in harness.evicted} == {block_hash(f"a{i}") for i in range(7)}
 
 
+async def test_an_extent_whose_blocks_were_all_deleted_before_it_was_sealed_is_recycled(tmp_path, blocks):
+    async with Harness(tmp_path, capacity_bytes=2 * EXTENT_BYTES) as harness:
+        await store(harness, blocks, names("a", 6))
+        await harness.tier.delete("t", DIGEST, [block_hash(name) for name in names("a", 6)])
+        for name in names("b", 20):
+            assert await store(harness, blocks, [name]) == [True]
+
+
 async def test_a_tenant_that_fills_the_volume_gets_room_again_from_its_own_extents_first(tmp_path, blocks):
     async with Harness(tmp_path, capacity_bytes=2 * EXTENT_BYTES) as harness:
         await store(harness, blocks, ["theirs"], tenant="u", digest=OTHER_DIGEST)
