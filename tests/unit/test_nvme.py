@@ -167,8 +167,8 @@ async def test_an_extent_with_a_damaged_footer_is_recycled_all_the_same(tmp_path
 
 async def test_an_extent_whose_blocks_were_all_deleted_before_it_was_sealed_is_recycled(tmp_path, blocks):
     async with Harness(tmp_path, capacity_bytes=2 * EXTENT_BYTES) as harness:
-        await store(harness, blocks, names("a", 6))
-        await harness.tier.delete("t", DIGEST, [block_hash(name) for name in names("a", 6)])
+        await store(harness, blocks, names("a", 7))
+        await harness.tier.delete("t", DIGEST, [block_hash(name) for name in names("a", 7)])
         for name in names("b", 20):
             assert await store(harness, blocks, [name]) == [True]
 
