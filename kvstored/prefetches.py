@@ -12,8 +12,9 @@ from kvstored.catalog import READY, Space
 from kvstored.errors import LimitExceeded, NotFound
 from kvstored.leases import Session
 from kvstored.outcomes import HIT, MISS, PENDING, THROTTLED
-from kvstored.parts import Parts
-from kvstored.promoter import DEMAND, Job
+from kvstored.parts import Below, Parts
+from kvstored.promoter import DEMAND, PIECE_BLOCKS, Job
+from kvstored.reads import ready_length
 
 PREFETCHES_PER_SESSION_MAX: Final = 1024
 
@@ -44,22 +45,39 @@ class Prefetches:
         if self._below is None:
             resident = min(self._resident(space, hashes) for space in spaces)
             return Prefetched(0, HIT if resident == len(hashes) else MISS, resident, 0)
-        found = await self._below.promoter.find(spaces, hashes)
-        end_s = self._parts.clock.monotonic() + deadline_s if deadline_s else 0.0
-        plan = self._below.promoter.plan(spaces, hashes, found, min(priority, DEMAND - 1), end_s)
-        if plan.short:
-            self._below.mover.demand(*plan.short)
-        resident = min(next((i for i, e in enumerate(run) if e.state != READY), len(run)) for run in plan.runs)
-        if plan.job.done.done():
-            ended = HIT if resident == len(hashes) else THROTTLED if plan.cut else MISS
+        job = Job(min(priority, DEMAND - 1), self._parts.clock.monotonic() + deadline_s if deadline_s else 0.0)
+        resident, cut = await self._plan(self._below, session, spaces, hashes, job)
+        if job.done.done():
+            ended = HIT if resident == len(hashes) else THROTTLED if cut else MISS
             return Prefetched(0, ended, resident, 0)
-        if session.ended:
-            self._below.promoter.abandon(plan.job)
-            return Prefetched(0, MISS, 0, 0)
         prefetch_id = self._parts.sessions.new_id()
-        self._jobs[prefetch_id] = plan.job
+        self._jobs[prefetch_id] = job
         session.prefetches.add(prefetch_id)
-        return Prefetched(prefetch_id, PENDING, resident, plan.job.total_blocks)
+        return Prefetched(prefetch_id, PENDING, resident, job.total_blocks)
+
+    async def _plan(
+        self, below: Below, session: Session, spaces: Sequence[Space], hashes: Sequence[bytes], job: Job
+    ) -> tuple[int, bool]:
+        """Queue the reads piece by piece; how many leading blocks are resident, and whether room ended it."""
+        resident, cut, job.planning = 0, False, True
+        try:
+            for start in range(0, len(hashes), PIECE_BLOCKS):
+                piece = hashes[start : start + PIECE_BLOCKS]
+                found = await below.promoter.find(spaces, piece)
+                plan = below.promoter.plan(spaces, piece, found, job)
+                if resident == start:
+                    resident += min(ready_length(run) for run in plan.runs)
+                if job.short:
+                    below.mover.demand(*job.short)
+                cut = plan.cut
+                if cut or len(plan.runs[0]) < len(piece) or session.ended:
+                    break
+        finally:
+            job.planning = False
+            if session.ended:
+                below.promoter.abandon(job)
+            job.settle()
+        return resident, cut
 
     async def poll(self, session: Session, prefetch_id: int, wait_s: float) -> Job:
         """How far a prefetch is; a finished one is forgotten once told. Raises NotFound."""
@@ -90,11 +108,8 @@ class Prefetches:
         self._jobs.pop(prefetch_id, None)
 
     def _resident(self, space: Space, hashes: Sequence[bytes]) -> int:
-        for index, hash_ in enumerate(hashes):
-            entry = space.entries.get(hash_)
-            if entry is None or entry.state != READY:
-                return index
-        return len(hashes)
+        run = [space.entries.get(hash_) for hash_ in hashes]
+        return next((i for i, entry in enumerate(run) if entry is None or entry.state != READY), len(run))
 
     def end_session(self, session: Session) -> None:
         """Drop the prefetches of a session; what they are reading is read to its end."""

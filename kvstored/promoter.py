@@ -24,6 +24,7 @@ from kvstored.tiers.base import Load, LowerTier, Record
 from kvstored.tiers.dram import DramTier
 
 BATCH_BYTES: Final = 32 << 20
+PIECE_BLOCKS: Final = 512  # planned in one go; between two pieces the loop does other things
 DEMAND: Final = 1 << 20  # priority of a read that somebody waits for
 
 Found = dict[bytes, Record]
@@ -49,6 +50,7 @@ class Job:
         self.entries: list[Entry] = []
         self.ready_blocks = self.failed_blocks = 0
         self.running = 0
+        self.planning = False  # more is to come: not done, even where nothing is under way
         self.short: Short | None = None
         self.done = asyncio.get_running_loop().create_future()
 
@@ -59,8 +61,13 @@ class Job:
 
     def settle(self) -> None:
         """Note that batches ended; done when none is left."""
-        if not self.batches and not self.running and not self.done.done():
+        if self.idle and not self.done.done():
             self.done.set_result(None)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way and nothing is to come."""
+        return not (self.batches or self.running or self.planning)
 
 
 class Plan(msgspec.Struct):
@@ -68,12 +75,6 @@ class Plan(msgspec.Struct):
 
     runs: list[list[Entry]]
     cut: bool  # there was more to bring, but no room or no place in the queue
-    job: Job
-
-    @property
-    def short(self) -> Short | None:
-        """The room that was missing, as the mover takes it."""
-        return self.job.short
 
 
 class Promoter:
@@ -148,26 +149,21 @@ class Promoter:
 
     # ---- plan ----
 
-    def plan(
-        self, spaces: Sequence[Space], hashes: Sequence[bytes], found: list[Found], priority: int, deadline_s: float = 0
-    ) -> Plan:
+    def plan(self, spaces: Sequence[Space], hashes: Sequence[bytes], found: list[Found], job: Job) -> Plan:
         """Take slots for what must come up and queue the reads. Never waits; cut short where there is no room."""
-        length = min(self._run_length(space, hashes, have) for space, have in zip(spaces, found, strict=True))
-        job = Job(priority, deadline_s)
+        assert len(hashes) <= PIECE_BLOCKS, "the loop is kept for a millisecond or two, not longer"
+        wanted = length = min(self._run_length(space, hashes, have) for space, have in zip(spaces, found, strict=True))
+        job.short = None
         runs: list[list[Entry]] = []
-        wanted_length = length
         present = self._hold_present(spaces, hashes[:length])
         for space, have in zip(spaces, found, strict=True):
             runs.append(self._enter(space, hashes[:length], have, job))
             length = min(length, len(runs[-1]))
         self._room.unhold(present)
         self.unpin(found)  # what is left: not needed, or no room
-        self.queued_blocks += len(job.entries)
-        for batch in job.batches:
-            heapq.heappush(self._heap, (-priority, next(self._order), job, batch))
         self._pump()
         job.settle()
-        return Plan([run[:length] for run in runs], length < wanted_length, job)
+        return Plan([run[:length] for run in runs], length < wanted)
 
     def _run_length(self, space: Space, hashes: Sequence[bytes], have: Found) -> int:
         entries = space.entries
@@ -200,7 +196,7 @@ class Promoter:
             run.append(entry)
         for slot in slots:
             self._dram.free(slot)
-        self._batch(space, fresh, job)
+        self._queue(space, fresh, job)
         return run
 
     def _slots(self, space: Space, sizes: Sequence[int], job: Job) -> list[int]:
@@ -216,16 +212,19 @@ class Promoter:
                 break
         return slots
 
-    def _batch(self, space: Space, fresh: Sequence[tuple[Entry, Record]], job: Job) -> None:
+    def _queue(self, space: Space, fresh: Sequence[tuple[Entry, Record]], job: Job) -> None:
+        """Queue reads, in batches: each is one call of the tier."""
         batch: Batch | None = None
         for entry, record in fresh:
             if batch is None or batch.size_bytes + entry.size_bytes > BATCH_BYTES:
                 batch = Batch(space, [], [])
                 job.batches.append(batch)
+                heapq.heappush(self._heap, (-job.priority, next(self._order), job, batch))
             batch.entries.append(entry)
             batch.records.append(record)
             batch.size_bytes += entry.size_bytes
             job.entries.append(entry)
+        self.queued_blocks += len(fresh)
 
     # ---- act ----
 
@@ -274,7 +273,7 @@ class Promoter:
         self._counters["promoted_blocks"] += ready
         self._counters["promote_failed_blocks"] += len(batch.entries) - ready
         self.inflight_bytes -= batch.size_bytes
-        if not job.batches and not job.running:
+        if job.idle:
             # Batch after batch entered the order; once more as one chain, tail first.
             self._catalog.touch([e for e in job.entries if e.state == READY], self._clock.monotonic())
         job.settle()

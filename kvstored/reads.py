@@ -12,7 +12,7 @@ from kvstored.catalog import DEAD, READY, Entry, Space
 from kvstored.leases import Lease, Session
 from kvstored.outcomes import HIT, MISS, PENDING, THROTTLED
 from kvstored.parts import Below, Parts
-from kvstored.promoter import DEMAND, Found
+from kvstored.promoter import DEMAND, PIECE_BLOCKS, Found, Job
 
 IN_DRAM: Final = 1
 ON_NVME: Final = 2
@@ -36,6 +36,11 @@ class Held(msgspec.Struct):
     blocks: int
     next: int
     leases: list[Lease]
+
+
+def ready_length(run: Sequence[Entry]) -> int:
+    """How many leading blocks of a run can be read now."""
+    return next((index for index, entry in enumerate(run) if entry.state != READY), len(run))
 
 
 class Reads:
@@ -148,12 +153,20 @@ class Reads:
         self, session: Session, spaces: Sequence[Space], hashes: Sequence[bytes], wait_s: float
     ) -> Held:
         end_s = self._parts.clock.monotonic() + wait_s
-        runs, no_room = await self._bring(spaces, hashes, end_s)
-        held = [entry for run in runs for entry in run]
-        self._catalog.hold(held)
+        runs: list[list[Entry]] = [[] for _ in spaces]
+        no_room = False
         try:
-            await self._settled(held, end_s - self._parts.clock.monotonic())
-            length = min(self._ready_length(run) for run in runs)
+            for start in range(0, len(hashes), PIECE_BLOCKS):
+                piece = hashes[start : start + PIECE_BLOCKS]
+                # Only the first piece may wait for room: nothing is held then.
+                more, no_room = await self._bring(spaces, piece, end_s if not start else 0.0)
+                for run, part in zip(runs, more, strict=True):
+                    self._catalog.hold(part)
+                    run += part
+                if no_room or len(more[0]) < len(piece):
+                    break
+            await self._settled([entry for run in runs for entry in run], end_s)
+            length = min(ready_length(run) for run in runs)
             ended = self._ended(runs, length, len(hashes), no_room)
             return self._lease(session, spaces, runs, len(hashes), 0 if session.ended else length, ended)
         finally:
@@ -179,13 +192,14 @@ class Reads:
             return [run[:length] for run in runs], False
         reached = -1
         while True:
+            job = Job(DEMAND, 0.0)
             found = await self._below.promoter.find(spaces, hashes)
-            plan = self._below.promoter.plan(spaces, hashes, found, DEMAND)
+            plan = self._below.promoter.plan(spaces, hashes, found, job)
             left_s = end_s - self._parts.clock.monotonic()
-            if not plan.short or len(plan.runs[0]) <= reached or left_s <= 0:
-                return plan.runs, bool(plan.short)
+            if not job.short or len(plan.runs[0]) <= reached or left_s <= 0:
+                return plan.runs, plan.cut
             reached = len(plan.runs[0])
-            self._below.mover.demand(*plan.short)
+            self._below.mover.demand(*job.short)
             await self._below.mover.demand_seen(left_s)
 
     def _entered(self, space: Space, hashes: Sequence[bytes]) -> list[Entry]:
@@ -197,17 +211,13 @@ class Reads:
             run.append(entry)
         return run
 
-    def _ready_length(self, run: Sequence[Entry]) -> int:
-        return next((index for index, entry in enumerate(run) if entry.state != READY), len(run))
-
-    async def _settled(self, entries: Sequence[Entry], wait_s: float) -> None:
+    async def _settled(self, entries: Sequence[Entry], end_s: float) -> None:
         """Wait until every block is readable or gone, or the time is up.
 
         One after the other: they come in batches, so that few are waited for, and a thousand gets that
         wait for the same thousand blocks do not make a million callbacks.
         """
         clock = self._parts.clock
-        end_s = clock.monotonic() + wait_s
         for entry in entries:
             left_s = end_s - clock.monotonic()
             if left_s <= 0:

@@ -6,6 +6,7 @@ commit. What is not committed goes with an abort or with the session.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Sequence
 from typing import Final
@@ -21,6 +22,7 @@ from kvstored.outcomes import HIT, MISS, NO_ROOM, PENDING, RESERVED, THROTTLED
 from kvstored.parts import Parts
 
 RETRY_AFTER_MS: Final = 5
+PIECE_BLOCKS: Final = 512  # planned in one go; between two pieces the loop does other things
 
 
 class Reserved(msgspec.Struct):
@@ -62,8 +64,10 @@ class Writes:
             return self._refused(len(hashes), THROTTLED)
         if len(session.reservations) >= self._limits.reservations_per_session:
             raise LimitExceeded(f"{self._limits.reservations_per_session} reservations are open: commit or abort some")
-        if self._below is None:
-            return self._plan(session, space, hashes, sizes, parent, set())
+        reserved = Reserved(0, bytearray())
+        if self._below is None and len(hashes) <= PIECE_BLOCKS:
+            self._plan(reserved, session, space, hashes, sizes, parent, set())
+            return reserved
         return self._reserve_later(session, space, hashes, sizes, parent, min(wait_s, self._limits.put_wait_max_s))
 
     def _check(self, hashes: Sequence[bytes], sizes: Sequence[int], parent: bytes) -> None:
@@ -88,24 +92,28 @@ class Writes:
         parent: bytes,
         wait_s: float,
     ) -> Reserved:
-        assert self._below is not None
         end_s = self._parts.clock.monotonic() + wait_s
         while True:
-            stored = await self._stored_below(space, hashes)
-            if session.ended:
-                return self._refused(len(hashes), MISS)
-            reserved = self._plan(session, space, hashes, sizes, parent, stored)
-            short = reserved.outcomes.count(THROTTLED)
-            if short:
-                self._below.mover.demand(space.tenant, slot_bytes(sizes[-1]), short)
+            reserved = Reserved(0, bytearray())
+            while len(reserved.outcomes) < len(hashes):
+                piece = hashes[len(reserved.outcomes) :][:PIECE_BLOCKS]
+                stored = await self._stored_below(space, piece)
+                if session.ended:
+                    return self._refused(len(hashes), MISS)
+                self._plan(reserved, session, space, hashes, sizes, parent, stored)
+                await asyncio.sleep(0)
             left_s = end_s - self._parts.clock.monotonic()
-            if not short or reserved.reservation_id or left_s <= 0:
+            if self._below is None or THROTTLED not in reserved.outcomes:
+                return reserved
+            self._below.mover.demand(space.tenant, slot_bytes(sizes[-1]), reserved.outcomes.count(THROTTLED))
+            if reserved.reservation_id or left_s <= 0:
                 return reserved
             # Nothing was given, so nothing is held while waiting.
             await self._below.mover.room_freed(left_s)
 
     async def _stored_below(self, space: Space, hashes: Sequence[bytes]) -> set[bytes]:
-        assert self._below is not None
+        if self._below is None:
+            return set()
         unknown = [hash_ for hash_ in hashes if hash_ not in space.entries]
         if not unknown:
             return set()
@@ -115,29 +123,28 @@ class Writes:
 
     def _plan(
         self,
+        reserved: Reserved,
         session: Session,
         space: Space,
         hashes: Sequence[bytes],
         sizes: Sequence[int],
         parent: bytes,
         stored: set[bytes],
-    ) -> Reserved:
-        entries = space.entries
-        outcomes = bytearray()
-        for hash_ in hashes:
+    ) -> None:
+        """Decide on the next piece of a chain; where room ends, on all that follows too."""
+        entries, outcomes = space.entries, reserved.outcomes
+        start, end = len(outcomes), min(len(hashes), len(outcomes) + PIECE_BLOCKS)
+        for hash_ in hashes[start:end]:
             entry = entries.get(hash_)
             if entry is None:
                 outcomes.append(HIT if hash_ in stored else RESERVED)
             else:
                 outcomes.append(HIT if entry.state == READY else PENDING)
-        wanted = [index for index, outcome in enumerate(outcomes) if outcome == RESERVED]
+        wanted = [index for index in range(start, end) if outcomes[index] == RESERVED]
         slots = self._slots(session, space, [sizes[index] for index in wanted])
-        reserved = Reserved(0, outcomes)
+        self._enter(reserved, session, space, hashes, sizes, parent, wanted[: len(slots)], slots)
         if len(slots) < len(wanted):
             self._cut(reserved, space, wanted[len(slots)], sizes)
-        if slots:
-            reserved.reservation_id = self._enter(session, space, hashes, sizes, parent, wanted, slots)
-        return reserved
 
     def _slots(self, session: Session, space: Space, sizes: Sequence[int]) -> list[int]:
         budget_bytes = self._limits.held_bytes - session.reserved_bytes
@@ -156,14 +163,17 @@ class Writes:
         demotable = self._below is not None and self._below.mover.takes_blocks()
         fits = self._room.could_ever_fit(space.tenant, sizes[first])
         outcome = THROTTLED if fits and (demotable or self._dram.usage().retired_bytes) else NO_ROOM
-        for index in range(first, len(sizes)):
-            if reserved.outcomes[index] == RESERVED:
-                reserved.outcomes[index] = outcome
+        outcomes = reserved.outcomes
+        for index in range(first, len(outcomes)):
+            if outcomes[index] == RESERVED:
+                outcomes[index] = outcome
+        outcomes += bytearray([outcome]) * (len(sizes) - len(outcomes))
         reserved.retry_after_ms = RETRY_AFTER_MS if outcome == THROTTLED else 0
         self._counters["throttled_puts" if outcome == THROTTLED else "refused_puts"] += 1
 
     def _enter(
         self,
+        reserved: Reserved,
         session: Session,
         space: Space,
         hashes: Sequence[bytes],
@@ -171,15 +181,17 @@ class Writes:
         parent: bytes,
         wanted: Sequence[int],
         slots: Sequence[int],
-    ) -> int:
-        opened: dict[int, Entry] = {}
-        for index, slot in zip(wanted, slots, strict=False):
+    ) -> None:
+        if not wanted:
+            return
+        if not reserved.reservation_id:
+            reserved.reservation_id = self._parts.sessions.new_id()
+            session.reservations[reserved.reservation_id] = Reservation(reserved.reservation_id, space, parent, {}, {})
+        opened = session.reservation(reserved.reservation_id).open
+        for index, slot in zip(wanted, slots, strict=True):
             above = hashes[index - 1] if index else parent
-            opened[index] = self._room.enter(space, hashes[index], above, slot, sizes[index], WRITING)
-        reservation = Reservation(self._parts.sessions.new_id(), space, parent, opened, {})
-        session.reservations[reservation.reservation_id] = reservation
-        session.reserved_bytes += sum(entry.pool.slot_bytes for entry in opened.values())
-        return reservation.reservation_id
+            entry = opened[index] = self._room.enter(space, hashes[index], above, slot, sizes[index], WRITING)
+            session.reserved_bytes += entry.pool.slot_bytes
 
     # ---- abort and the end ----
 

@@ -306,3 +306,57 @@ async def test_a_block_that_fits_no_segment_is_refused_for_good():
         space = await node.space(session)
         reserved = await node.store.writes.reserve(session, space, chain("big", 1), [5 * BLOCK_BYTES], b"", 5)
         assert list(reserved.outcomes) == [NO_ROOM]
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    for module in ("promoter", "reads", "prefetches", "writes"):
+        monkeypatch.setattr(f"kvstored.{module}.PIECE_BLOCKS", 2)
+
+
+async def test_long_calls_are_planned_in_pieces_and_answered_whole(small_pieces):
+    async with Node(blocks=16, below=MemoryTier(), watermarks=FULL) as node:
+        session = await node.session()
+        space = await node.space(session)
+        hashes = chain("a", 7)
+        assert list(await node.put(session, space, hashes)) == [RESERVED] * 7
+        await fill_below(node, session, space, hashes)
+        held = await node.get(session, space, hashes, wait_s=5)
+        assert (held.blocks, held.next) == (7, HIT)
+        node.store.reads.release(session, [held.leases[0].lease_id])
+        node.parts.room.evict(list(space.entries.values())[3:], "test")
+        started = await node.store.prefetches.start(session, [space], hashes, 0, 0)
+        assert (started.resident_blocks, started.queued_blocks) == (3, 4)
+        assert (await node.store.prefetches.poll(session, started.prefetch_id, 5)).ready_blocks == 4
+
+
+async def test_a_piece_without_room_ends_a_long_call(small_pieces):
+    async with Node(blocks=5, below=MemoryTier(), watermarks=FULL) as node:
+        session = await node.session()
+        space = await node.space(session)
+        hashes = chain("a", 9)
+        for part in (hashes[:4], hashes[4:8], hashes[8:]):
+            await fill_below(node, session, space, part)
+        held = await node.get(session, space, hashes, wait_s=5)
+        assert (held.blocks, held.next) == (5, THROTTLED)
+        outcomes = list(await node.put(session, space, chain("b", 9)))
+        assert outcomes == [THROTTLED] * 9
+
+
+async def test_a_session_that_ends_between_two_pieces_keeps_nothing(small_pieces):
+    async with Node(blocks=16, below=MemoryTier(), watermarks=FULL) as node:
+        session, other = await node.session(), await node.session()
+        space = await node.space(session)
+        await node.space(other)
+        await fill_below(node, other, space, chain("a", 8))
+        calls = [
+            asyncio.ensure_future(node.reserve(session, space, chain("b", 8))),
+            asyncio.ensure_future(node.store.prefetches.start(session, [space], chain("a", 8), 0, 0)),
+        ]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        node.store.end_session(session)
+        await asyncio.gather(*calls)
+        node.store.end_session(other)
+        await node.settle()
+        node.audit()
