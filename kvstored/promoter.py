@@ -31,6 +31,19 @@ Found = dict[bytes, Record]
 Short = tuple[str, int, int]  # tenant, slot bytes, slots
 
 
+class Search(msgspec.Struct, eq=False):
+    """Where the blocks of one space are: in DRAM, or found below."""
+
+    space: Space
+    hashes: list[bytes]
+    found: Found
+
+    def missing(self) -> list[bytes]:
+        """Those that were seen nowhere yet."""
+        entries, found = self.space.entries, self.found
+        return [hash_ for hash_ in self.hashes if hash_ not in entries and hash_ not in found]
+
+
 class Batch(msgspec.Struct, eq=False):
     """Blocks of one space that are read with one call."""
 
@@ -112,36 +125,29 @@ class Promoter:
     async def find(self, spaces: Sequence[Space], hashes: Sequence[bytes]) -> list[Found]:
         """Index records of the blocks that are not in DRAM, per space, up to the first that is nowhere.
 
-        They are pinned: hand each to `plan` or to `unpin`.
+        They are pinned: hand each to `plan` or to `unpin`, before anything else can happen.
         """
-        finding = [asyncio.ensure_future(self._find(space, hashes)) for space in spaces]
-        try:
-            return list(await asyncio.gather(*finding))
-        except BaseException:  # cancelled, or one of them failed: what others have pinned, or still will, is let go
-            for each in finding:
-                each.add_done_callback(self._unpin_late)
-            raise
-
-    def _unpin_late(self, finding: asyncio.Future[Found]) -> None:
-        if not finding.cancelled() and finding.exception() is None:
-            self.unpin([finding.result()])
-
-    async def _find(self, space: Space, hashes: Sequence[bytes]) -> Found:
-        found: Found = {}
-        entries = space.entries
         # Each once, however often it was asked for: what is pinned twice would have to be let go twice.
-        hashes = list(dict.fromkeys(hashes))
+        searches = [Search(space, list(dict.fromkeys(hashes)), {}) for space in spaces]
         try:
-            # Again, because a block that was in DRAM may have moved down while the index was asked.
-            while missing := [hash_ for hash_ in hashes if hash_ not in entries and hash_ not in found]:
-                records = await self._below.find(space.tenant, space.digest, missing, prefix=True)
-                found.update((hash_, record) for hash_, record in zip(missing, records, strict=False) if record)
-                if len(records) < len(missing):
-                    hashes = hashes[: hashes.index(missing[len(records)])]
+            # Again, because a block that was in DRAM may have moved down while the index was asked. The last
+            # look is here and not in a task: nothing moves between it and the caller.
+            while unfinished := [search for search in searches if search.missing()]:
+                for failure in await asyncio.gather(*map(self._ask, unfinished), return_exceptions=True):
+                    if failure is not None:
+                        raise failure
         except BaseException:
-            self.unpin([found])
+            self.unpin([search.found for search in searches])
             raise
-        return found
+        return [search.found for search in searches]
+
+    async def _ask(self, search: Search) -> None:
+        """Ask the index once for what is missing; the first that is nowhere ends the search there."""
+        missing = search.missing()
+        records = await self._below.find(search.space.tenant, search.space.digest, missing, prefix=True)
+        search.found.update((hash_, record) for hash_, record in zip(missing, records, strict=False) if record)
+        if len(records) < len(missing):
+            del search.hashes[search.hashes.index(missing[len(records)]) :]
 
     def unpin(self, found: Sequence[Found]) -> None:
         """Let go of records that nobody will read."""

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from kvstored.catalog import READY
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import Node, chain
 
@@ -49,3 +50,23 @@ async def test_a_lookup_that_is_cancelled_at_any_moment_lets_go(turns):
         await asyncio.wait([asking])
         await asyncio.sleep(0.01)
         assert not +node.lower.pins
+
+
+@pytest.mark.parametrize("verb", ["lookup", "get"])
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_block_that_moves_down_at_any_moment_of_the_question_is_found(verb, turns):
+    async with Node(below=MemoryTier()) as node:
+        session = await node.session()
+        space = await node.space(session)
+        await on_nvme_only(node, session, space, chain("a", 4))
+        await node.get(session, space, chain("a", 2), wait_s=5)
+        node.store.reads.release(session, list(session.group.leases))
+        reads = node.store.reads
+        asked = chain("a", 4)
+        asking = reads.lookup([space], asked) if verb == "lookup" else reads.get(session, [space], asked, 5)
+        question = asyncio.ensure_future(asking)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        node.parts.room.evict([e for e in list(space.entries.values()) if e.state == READY and not e.holds], "test")
+        answer = await question
+        assert (answer.prefix_blocks if verb == "lookup" else answer.blocks) == 4
