@@ -187,7 +187,7 @@ def test_leases_on_the_oldest_segment_do_not_keep_the_next_tenant_out(daemon):
         namespace = holder.namespace()
         chains = fill(holder, namespace, "a", DRAM_BYTES // 2)
         fill(holder, namespace, "later", DRAM_BYTES // 2)
-        held = holder.get(namespace, chains[0][0][:1])
+        held = holder.get(namespace, chains[0][0][:1], wait_s=10)
         put_until_it_has(daemon, second, second.namespace(), "b")
         block = blocks_of(held.leases[0])[0]
         assert holder.bytes_of(block) == payload(chains[0][0][0], BLOCK_BYTES)
