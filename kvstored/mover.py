@@ -200,8 +200,11 @@ class Mover:
         """Blocks that were deleted while they were being written must not come back from below."""
         for entry in entries:
             space = entry.pool.space
-            if entry.hash not in space.entries:
-                await self._below.delete(space.tenant, space.digest, [entry.hash])
+            await self._below.delete(space.tenant, space.digest, [entry.hash])
+            # Put anew meanwhile it stays, unless it came from the copy that is gone now.
+            current = space.entries.get(entry.hash)
+            if current is not None and current.below:
+                self._room.forget(current)
 
     # ---- flush ----
 

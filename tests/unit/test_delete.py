@@ -3,6 +3,7 @@
 import asyncio
 
 from kvstored.outcomes import HIT, MISS
+from kvstored.testing import node as testing_node
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import Node, chain
 
@@ -28,3 +29,43 @@ async def test_a_block_deleted_on_its_way_up_does_not_arrive():
         assert (held.blocks, held.next) == (2, MISS)
         assert list(await node.put(session, space, chain("a", 4)[:2])) == [HIT] * 2
         node.store.reads.release(session, [held.leases[0].lease_id])
+
+
+async def test_bytes_put_after_a_delete_are_not_replaced_by_those_on_their_way_down(monkeypatch):
+    async with Node(below=MemoryTier()) as node:
+        session = await node.session()
+        space = await node.space(session)
+        await node.put(session, space, chain("a", 1))
+        node.lower.gate.clear()
+        flushing = asyncio.create_task(node.parts.below.mover.flush(5))
+        await asyncio.sleep(0)
+        await node.store.writes.delete(session, space, chain("a", 1))
+        monkeypatch.setattr(testing_node, "payload", lambda hash_: b"new." * (testing_node.BLOCK_BYTES // 4))
+        await node.put(session, space, chain("a", 1))
+        node.lower.gate.set()
+        await flushing
+        await node.parts.below.mover.flush(5)
+        node.parts.room.evict(list(space.entries.values()), "test")
+        assert (await node.get(session, space, chain("a", 1), wait_s=5)).blocks == 1  # its bytes are checked
+
+
+async def test_a_deleted_block_does_not_stay_that_was_brought_up_from_a_copy_just_written():
+    async with Node(below=MemoryTier()) as node:
+        session = await node.session()
+        space = await node.space(session)
+        await node.put(session, space, chain("a", 1))
+        node.lower.gate.clear()
+        flushing = asyncio.create_task(node.parts.below.mover.flush(5))
+        await asyncio.sleep(0)
+        await node.store.writes.delete(session, space, chain("a", 1))
+        really_delete = node.lower.delete
+
+        async def brought_up_before(*key):
+            assert (await node.get(session, space, chain("a", 1), wait_s=5)).blocks == 1
+            node.store.reads.release(session, list(session.group.leases))
+            return await really_delete(*key)
+
+        node.lower.delete = brought_up_before
+        node.lower.gate.set()
+        await flushing
+        assert (await node.get(session, space, chain("a", 1), wait_s=5)).blocks == 0
