@@ -8,7 +8,6 @@ changes tenants in two steps: `retire` (nothing uses it, its holders are asked t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from kvstored.device import memory
 from kvstored.errors import DeviceError, KVStoredError
@@ -51,8 +50,11 @@ class Records:
         """Of the block in the slot; zeros where it is not hashed yet."""
         return self._of(slot).content_hash(slot & INDEX_MASK)
 
-    def heads(self, slots: Sequence[int]) -> bytes:
+    def heads(self, slots: list[int]) -> bytes:
         """The first 32 bytes of each record, as leases carry them (`kvstored_proto.frames.HEAD`)."""
+        first = slots[0]
+        if slots == list(range(first, first + len(slots))):  # as a put takes them: side by side
+            return self._of(first).heads(first & INDEX_MASK, len(slots))
         heads: list[memoryview] = []
         segment_id, head = 0, None
         for slot in slots:

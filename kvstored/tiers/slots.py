@@ -28,6 +28,7 @@ all that the segment had before when its slots change size.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -54,6 +55,11 @@ _CHECKED_TO: Final = 192
 _WORDS_PER_RECORD: Final = RECORD_BYTES // 8
 _UNHASHED: Final = bytes(CONTENT_HASH_BYTES)
 _LOW_32: Final = (1 << 32) - 1
+
+
+@lru_cache(maxsize=64)
+def _cutter(count: int) -> struct.Struct:
+    return struct.Struct(f"{_HEAD_BYTES}s{RECORD_BYTES - _HEAD_BYTES}x" * count)
 
 
 class SlotRecord(NamedTuple):
@@ -129,6 +135,11 @@ class SlotRecords:
         """The first 32 bytes of the record: generation word, CRC, size, content hash."""
         at = (slot + 1) * RECORD_BYTES
         return self._table[at : at + _HEAD_BYTES]
+
+    def heads(self, slot: int, count: int) -> bytes:
+        """The heads of `count` slots in a row."""
+        cutter = _cutter(count)
+        return b"".join(cutter.unpack_from(self._table, (slot + 1) * RECORD_BYTES))
 
     def read(self, slot: int) -> SlotRecord | None:
         """The record as a restarted daemon would take it; None unless READY. Raises CorruptData."""

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from kvstored_proto.frames import HEAD
 
 from kvstored.device import memory
 from kvstored.device.memory import Mapping
@@ -389,3 +390,16 @@ async def test_the_account_adds_up_after_every_step(seed):
             tier.audit()
             assert tier.usage().balanced()
         assert len(set(held)) == len(held) == tier.usage().blocks
+
+
+@pytest.mark.parametrize("picked", [[0, 1, 2, 3], [2], [3, 1], [0, 1, 3], [5, 6, 7, 8]])
+async def test_heads_are_the_starts_of_the_records_whether_or_not_slots_lie_side_by_side(picked):
+    async with opened(16 * MIB, 2 * MIB) as dram:
+        slots = dram.allocate("t", MIB, 9)
+        for number, slot in enumerate(slots):
+            dram.records.begin(slot, 100 + number, b"d" * 16, b"hash", b"")
+            dram.records.commit(slot, bytes([number]) * 16)
+        chosen = [slots[i] for i in picked]
+        heads = dram.records.heads(chosen)
+        found = [HEAD.unpack_from(heads, 32 * i) for i in range(len(chosen))]
+        assert [(size, content) for _, _, size, content in found] == [(100 + i, bytes([i]) * 16) for i in picked]
