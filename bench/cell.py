@@ -102,7 +102,7 @@ class Cell:
 
     def _get(self) -> None:
         with self._charged(self.get):
-            delivered = self._client.get_into(self.namespace, self.hashes, self.destination.views)
+            delivered = self._client.get_into(self.namespace, self.hashes, self.destination.spans())
         self._check(delivered)
 
     def _get_without_copies(self) -> None:
@@ -112,7 +112,7 @@ class Cell:
 
     def _put(self) -> None:
         with self._charged(self.put):
-            result = self._client.put(self.namespace, self._put_hashes, self.source.views, wait_s=5.0)
+            result = self._client.put(self.namespace, self._put_hashes, self.source.spans(), wait_s=5.0)
         assert result.stored == len(self._put_hashes), f"put: {result}"
         self._check_put()
 

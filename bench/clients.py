@@ -108,7 +108,7 @@ def _round(
     destination.clear()
     barrier.wait(_TIMEOUT_S)
     get_start_s = time.monotonic()
-    delivered = client.get_into(namespace, task.hashes, destination.views)
+    delivered = client.get_into(namespace, task.hashes, destination.spans())
     get_end_s = time.monotonic()
     return Span(
         memmove_start_s,
