@@ -12,9 +12,8 @@ import random
 from collections.abc import Iterable
 from typing import Final
 
-from kvstored_client import Addresses
-
 import numpy as np
+from kvstored_client import Addresses
 
 _LIBC: Final = ctypes.CDLL(None)
 _MEMCMP: Final = _LIBC.memcmp
