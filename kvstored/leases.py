@@ -15,6 +15,7 @@ import msgspec
 
 from kvstored.catalog import Entry, Space
 from kvstored.errors import InvalidArgument, LimitExceeded, NotFound, PermissionDenied
+from kvstored.tiers.session_page import SessionPage
 from kvstored.tiers.staging import Staging
 
 ID_BYTES: Final = 16
@@ -86,6 +87,7 @@ class Session:
         self.reservations: dict[int, Reservation] = {}
         self.prefetches: set[int] = set()
         self.staging: Staging | None = None
+        self.page: SessionPage | None = None
         self.reserved_bytes = 0
         self.exposed: set[int] = set()  # segments whose descriptor it has
         self.silent = False  # was asked to let go of one and did not answer in time

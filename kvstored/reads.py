@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -53,6 +53,8 @@ class Reads:
         self._below = parts.below
         self._limits = parts.limits
         self._counters = parts.counters
+        # Set by the store: ends leases whose release a session has posted, some at a time; whether none is left.
+        self.take_posted: Callable[[Session], bool] = lambda session: True
 
     # ---- lookup ----
 
@@ -133,8 +135,7 @@ class Reads:
         self, session: Session, spaces: Sequence[Space], hashes: Sequence[bytes], wait_s: float
     ) -> Held | Awaitable[Held]:
         """Lease the longest run that all the spaces have; what is pending or below is waited for."""
-        group = session.group
-        if len(group.leases) + len(spaces) > self._limits.leases_per_session:
+        if self._too_many(session, len(spaces)):
             self._counters["throttled_gets"] += 1
             return Held(0, THROTTLED, [])
         runs = [self._resident(space, hashes) for space in spaces]
@@ -145,6 +146,13 @@ class Reads:
             return self._lease(session, spaces, runs, len(hashes), resident, MISS)
         return self._get_later(session, spaces, hashes, min(wait_s, self._limits.get_wait_max_s))
 
+    def _too_many(self, session: Session, more: int) -> bool:
+        leases, most = session.group.leases, self._limits.leases_per_session - more
+        while len(leases) > most:
+            if not self._room.take_posted():
+                return True
+        return False
+
     def _pending_at(self, space: Space, hashes: Sequence[bytes], index: int) -> bool:
         entry = space.entries.get(hashes[index])
         return entry is not None and entry.state != READY
@@ -153,6 +161,9 @@ class Reads:
         self, session: Session, spaces: Sequence[Space], hashes: Sequence[bytes], wait_s: float
     ) -> Held:
         end_s = self._parts.clock.monotonic() + wait_s
+        # What comes up may evict, by an order that knows of the caller's own releases.
+        while not self.take_posted(session):  # noqa: ASYNC110 - a turn for others, not a wait for anything
+            await asyncio.sleep(0)
         runs: list[list[Entry]] = [[] for _ in spaces]
         no_room = False
         try:
@@ -234,13 +245,14 @@ class Reads:
         length: int,
         ended: int,
     ) -> Held:
-        group = session.group
-        leased_bytes = self._catalog.leased_bytes[session.caller.tenant]
-        fits = self._fitting(runs, length, self._limits.held_bytes - leased_bytes)
+        group, tenant = session.group, session.caller.tenant
+        fits = self._fitting(tenant, runs, length)
+        while fits < length and self._room.take_posted():
+            fits = self._fitting(tenant, runs, length)
         if fits < length:
             length, ended = fits, THROTTLED
             self._counters["throttled_gets"] += 1
-        stats = self._parts.stats[session.caller.tenant]
+        stats = self._parts.stats[tenant]
         stats.blocks_asked += asked
         stats.blocks_hit += length
         if not length:
@@ -256,8 +268,9 @@ class Reads:
             leases.append(lease)
         return Held(length, ended, leases)
 
-    def _fitting(self, runs: Sequence[Sequence[Entry]], length: int, budget_bytes: int) -> int:
-        """How many leading blocks of the runs fit into a budget; what is leased already costs nothing."""
+    def _fitting(self, tenant: str, runs: Sequence[Sequence[Entry]], length: int) -> int:
+        """How many leading blocks of the runs the tenant may lease now; what is leased already costs nothing."""
+        budget_bytes = self._limits.held_bytes - self._catalog.leased_bytes[tenant]
         if sum([e.pool.slot_bytes for run in runs for e in run[:length] if not e.leases]) <= budget_bytes:
             return length
         for index in range(length):

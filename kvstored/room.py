@@ -43,6 +43,8 @@ class Room:
         self._quotas = quotas
         self.must_demote: Callable[[], bool] = lambda: False  # set by the mover
         self.on_retired: Callable[[int], None] = lambda segment_id: None  # set by the store
+        # Set by the store: ends leases whose release clients have posted, some at a time; False: there were none.
+        self.take_posted: Callable[[], bool] = lambda: False
 
     # ---- taking ----
 
@@ -57,7 +59,8 @@ class Room:
             allowed = self._allowed(tenant, size, wanted)
             taken = self._dram.allocate(tenant, size, allowed) if allowed else []
             slots += taken
-            if not taken and not self._make(tenant, size, wanted, at_limit=not allowed):
+            made = taken or self._make(tenant, size, wanted, at_limit=not allowed)
+            if not made and not self.take_posted():
                 break
         return slots
 

@@ -21,6 +21,7 @@ from kvstored.leases import Caller, Lease, Session
 from kvstored.parts import Parts
 from kvstored.prefetches import Prefetches
 from kvstored.reads import Reads
+from kvstored.releases import PostedReleases
 from kvstored.tiers.staging import Staging
 from kvstored.writes import Writes
 
@@ -37,9 +38,12 @@ class Store:
         self.prefetches = Prefetches(parts)
         self.writes = Writes(parts)
         self.commits = Commits(parts, self.writes)
+        self.releases = PostedReleases(parts, self.reads)
         # Set by the transport: tells a session to let go of segments; False where it cannot be told.
         self.tell_retired: Callable[[Session, Sequence[int]], bool] = lambda session, ids: False
         parts.room.on_retired = self._retired
+        parts.room.take_posted = self.releases.take_any
+        self.reads.take_posted = self.releases.take
         if parts.below is not None:
             parts.below.promoter.on_settled = parts.below.mover.kick
         self.return_wait_s = RETURN_WAIT_S
@@ -49,11 +53,13 @@ class Store:
     # ---- sessions ----
 
     async def open_session(
-        self, caller: Caller, *, staging_bytes: int, create_group: bool, join_group: bytes
+        self, caller: Caller, *, staging_bytes: int, create_group: bool, join_group: bytes, page: bool = False
     ) -> Session:
         """A session and its staging ring, as big as wished and allowed; 0 bytes where there is no room for one."""
         now = self.parts.clock.monotonic()
         session = self.parts.sessions.open(caller, now, create_group=create_group, join_group=join_group)
+        if page:
+            self.releases.open_page(session)
         wanted = min(staging_bytes, self.parts.limits.staging_bytes_per_session)
         if wanted:
             try:
@@ -74,12 +80,14 @@ class Store:
         """Give back all that a session held. The caller has closed the way to the client before."""
         if session.ended:
             return
+        self.releases.finish(session)  # its group, and with it the leases, may live on
         leases = self.parts.sessions.close(session)
         self.writes.end_session(session)
         self.prefetches.end_session(session)
         self.reads.end(leases)
         if session.staging is not None:
             session.staging.close()
+        self.releases.close_page(session)
         for segment_id in list(session.exposed):
             self._let_go(session, segment_id)
         self.parts.counters["sessions_ended"] += 1
@@ -110,6 +118,7 @@ class Store:
 
     def expose(self, session: Session, leases: Iterable[Lease]) -> list[tuple[int, int, int]]:
         """Segments of these leases that the session has no descriptor of: id, bytes, descriptor (the tier's)."""
+        self.releases.watch()  # from now on their release may be posted
         dram, fresh = self.parts.dram, []
         for segment_id in {entry.slot >> 20 for lease in leases for entry in lease.entries} - session.exposed:
             fresh.append((segment_id, dram.segment_bytes(segment_id), dram.segment_fd(segment_id)))

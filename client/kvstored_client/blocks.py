@@ -232,7 +232,9 @@ class Blocks:
 
 def post_release(connection: Connection, lease_ids: list[int]) -> None:
     """End leases. Never waits; harmless on a connection that has ended."""
-    connection.post(pb.OPERATION_RELEASE, pb.ReleaseRequest(lease_ids=lease_ids))
+    page = connection.page  # not there in a fork, whose connection has an error
+    if page is None or connection.error is not None or not page.post(lease_ids):
+        connection.post(pb.OPERATION_RELEASE, pb.ReleaseRequest(lease_ids=lease_ids))
 
 
 def blocks_of(connection: Connection, reply: pb.GetReply, slots: list[Slots]) -> Blocks:

@@ -25,6 +25,7 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 from kvstored_client.errors import KVStoredClientError, Refused, Unavailable
 from kvstored_client.mapping import Segments
 from kvstored_client.outbox import Outbox
+from kvstored_client.session_page import SessionPage, open_page
 from kvstored_client.staging import StagingRing
 
 SOCKET_BUFFER_BYTES: Final = 1 << 20
@@ -67,6 +68,7 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self.error: KVStoredClientError | None = None
         self.staging: StagingRing | None = None
+        self.page: SessionPage | None = None
         self.segments = Segments(self._segment_dropped)
         self.opened = pb.OpenSessionReply()
         self.namespaces: dict[bytes, pb.OpenNamespaceReply] = {}
@@ -204,6 +206,8 @@ class Connection:
         for segment, fd in zip(message.segments, frame.fds, strict=True):
             if message.staging:
                 self.staging = StagingRing(fd, segment.size_bytes)
+            elif message.session_page:
+                self.page = open_page(fd, segment.size_bytes)
             else:
                 self.segments.add(segment.id, fd, segment.size_bytes)
 
@@ -267,6 +271,7 @@ class Connection:
         self._sock.close()
         self._reader.close()
         self.segments.close()
+        self.page = None
         if self.staging is not None:
             self.staging.close()
 

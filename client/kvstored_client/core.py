@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from kvstored_proto import frames
+from kvstored_proto import frames, page
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored_client.breaker import Breaker
@@ -188,6 +188,7 @@ class Core:
         request = pb.OpenSessionRequest(
             protocol_min=frames.PROTOCOL_MIN,
             protocol_max=frames.PROTOCOL_MAX,
+            features=[page.FEATURE],
             client_name=settings.name or f"python-{os.getpid()}",
             client_version=VERSION,
             token=settings.token,

@@ -184,6 +184,7 @@ def _drain(context: Context, session: Session, request: pb.DrainRequest) -> Mess
     session.check_admin()
     context.store.writes.draining = not request.resume
     context.state = "serving" if request.resume else "draining"
+    context.store.releases.take_all()
     held = context.store.held()
     return pb.DrainReply(
         boot_id=context.boot_id, state=context.state, leases=held["leases"], reservations=held["reservations"]

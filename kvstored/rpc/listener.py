@@ -32,6 +32,7 @@ class SessionServer:
         self.by_session: dict[Session, Connection] = {}
         self._mode = mode
         self._listener: socket.socket | None = None
+        context.store.releases.on_corrupt = self._page_corrupt
 
     def start(self) -> None:
         """Bind and listen. Raises OSError; a socket that nobody answers on any more is replaced."""
@@ -80,6 +81,9 @@ class SessionServer:
         if connection is not None:
             connection.send_retired(segment_ids)
         return connection is not None
+
+    def _page_corrupt(self, session: Session) -> None:
+        _log.warning("a client's session page makes no sense", pid=session.caller.pid, client=session.caller.client)
 
     def stop_listening(self) -> None:
         """Take no new clients."""

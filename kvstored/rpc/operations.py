@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import msgspec
 from google.protobuf.message import Message
-from kvstored_proto import frames
+from kvstored_proto import frames, page
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored import keys
@@ -56,12 +56,13 @@ async def open_session(context: Context, caller: Caller, request: pb.OpenSession
         staging_bytes=request.staging_bytes if caller.transport == "session" else 0,
         create_group=request.create_group,
         join_group=request.join_group,
+        page=caller.transport == "session" and page.FEATURE in request.features,
     )
     limits = context.store.parts.limits
     return session, pb.OpenSessionReply(
         boot_id=context.boot_id,
         protocol=high,
-        features=[name for name in FEATURES if name in request.features],
+        features=_features(session, request.features),
         session_id=session.session_id,
         tenant=caller.tenant,
         role=caller.role,
@@ -76,6 +77,11 @@ async def open_session(context: Context, caller: Caller, request: pb.OpenSession
         ),
         idle_timeout_ms=int(context.config.server.idle_timeout_s * 1000),
     )
+
+
+def _features(session: Session, asked: Sequence[str]) -> list[str]:
+    granted = FEATURES if session.page is None else (*FEATURES, page.FEATURE)
+    return [name for name in granted if name in asked]
 
 
 def _keep_alive(context: Context, session: Session, request: pb.KeepAliveRequest) -> Reply:

@@ -48,6 +48,10 @@ _NAMES: Final = {
     pb.OPERATION_SEGMENTS_DROPPED: "SegmentsDropped",
 }
 
+# Served before the releases that their client has posted: what they answer is the same, and they answer sooner.
+# Neither changes the eviction order; a get that evicts for what is below takes all releases itself.
+_BEFORE_RELEASES: Final = frozenset({pb.OPERATION_GET, pb.OPERATION_LOOKUP})
+
 _log = get_logger("session")
 Parsed = TypeVar("Parsed", bound=Message)
 
@@ -106,7 +110,7 @@ class Connection:
     def _work(self) -> None:
         """Serve what has arrived, as far as this client's limits allow."""
         for _ in range(FRAMES_PER_TURN):
-            if not self._backlog or self._closed or self._at_limit():
+            if not self._backlog or self._closed or self._at_limit() or not self._released():
                 break
             self._serve(self._backlog.popleft())
         if self._closed:
@@ -114,6 +118,12 @@ class Connection:
         if self._backlog and not self._at_limit():
             self._loop.call_soon(self._work)
         self._resume()
+
+    def _released(self) -> bool:
+        """Whether all is released that the client posted before its next frame; many take several turns."""
+        if self.session is None or self._backlog[0].operation in _BEFORE_RELEASES:
+            return True
+        return self._context.store.releases.take(self.session)
 
     def _at_limit(self) -> bool:
         limits = self._context.config.limits
@@ -216,6 +226,8 @@ class Connection:
         self._on_opened(self, session)
         if session.staging is not None:
             self._send_segments([(0, session.staging.size_bytes, session.staging.read_write_fd())], staging=True)
+        if session.page is not None:
+            self._send_segments([(0, session.page.size_bytes, session.page.read_write_fd())], session_page=True)
         return reply
 
     def _handshake_late(self) -> None:
@@ -236,9 +248,11 @@ class Connection:
             _log.error("cannot hand out descriptors", pid=self.pid, reason=str(error))
             self.close("could not be sent descriptors")
 
-    def _send_segments(self, segments: Sequence[tuple[int, int, int]], *, staging: bool = False) -> None:
+    def _send_segments(
+        self, segments: Sequence[tuple[int, int, int]], *, staging: bool = False, session_page: bool = False
+    ) -> None:
         listed = [pb.Segment(id=i, size_bytes=size) for i, size, _ in segments]
-        body = pb.Segments(segments=listed, staging=staging).SerializeToString()
+        body = pb.Segments(segments=listed, staging=staging, session_page=session_page).SerializeToString()
         # Duplicates: the segment may be closed before this client takes its frame.
         fds = tuple([os.dup(fd) for _, _, fd in segments])
         self._outbox.send(frames.encode(pb.OPERATION_SEGMENTS, 0, body, fd_count=len(fds)), fds)

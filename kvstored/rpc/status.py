@@ -17,6 +17,7 @@ def report(context: Context, session: Session | None = None) -> pb.StatusReply:
     sees_all = session is None or session.caller.role == "admin"
     tenant = None if sees_all or session is None else session.caller.tenant
     parts = context.store.parts
+    context.store.releases.take_all()
     reply = pb.StatusReply(
         boot_id=context.boot_id,
         version=context.version,

@@ -27,6 +27,7 @@ class FramesClient:
 
     def __init__(self, path: str) -> None:
         self.staging: mmap.mmap | None = None
+        self.page: mmap.mmap | None = None
         self.segments: dict[int, mmap.mmap] = {}
         self.retired: list[int] = []
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -85,11 +86,14 @@ class FramesClient:
 
     def _map(self, message: pb.Segments, fds: tuple[int, ...]) -> None:
         for segment, fd in zip(message.segments, fds, strict=True):
-            protection = mmap.PROT_READ | (mmap.PROT_WRITE if message.staging else 0)
+            writable = message.staging or message.session_page
+            protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             mapping = mmap.mmap(fd, segment.size_bytes, mmap.MAP_SHARED, protection)
             os.close(fd)
             if message.staging:
                 self.staging = mapping
+            elif message.session_page:
+                self.page = mapping
             else:
                 assert segment.id not in self.segments, "sent once"
                 self.segments[segment.id] = mapping
@@ -112,8 +116,9 @@ class FramesClient:
             if not answer.done():
                 answer.set_exception(error)
         self._reader.close()
-        for mapping in [*self.segments.values(), *([self.staging] if self.staging else [])]:
-            mapping.close()
+        for mapping in (*self.segments.values(), self.staging, self.page):
+            if mapping is not None:
+                mapping.close()
         self._sock.close()
 
     async def close(self) -> None:

@@ -169,12 +169,14 @@ class CloseSessionReply(_message.Message):
     def __init__(self, boot_id: _Optional[int] = ...) -> None: ...
 
 class Segments(_message.Message):
-    __slots__ = ("segments", "staging")
+    __slots__ = ("segments", "staging", "session_page")
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     STAGING_FIELD_NUMBER: _ClassVar[int]
+    SESSION_PAGE_FIELD_NUMBER: _ClassVar[int]
     segments: _containers.RepeatedCompositeFieldContainer[Segment]
     staging: bool
-    def __init__(self, segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., staging: bool = ...) -> None: ...
+    session_page: bool
+    def __init__(self, segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., staging: bool = ..., session_page: bool = ...) -> None: ...
 
 class Segment(_message.Message):
     __slots__ = ("id", "size_bytes")
