@@ -86,7 +86,8 @@ class Daemon:
         self.config = config
         self._metrics = Metrics()
         self._clock = SystemClock()
-        self._copy_threads = min(4, os.cpu_count() or 1)
+        # One CPU is the client's, which copies the next batch meanwhile.
+        self._copy_threads = max(1, min(4, (os.cpu_count() or 1) - 1))
         self._copiers = ThreadPoolExecutor(self._copy_threads, thread_name_prefix="copy")
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
