@@ -63,6 +63,16 @@ class Space:
         self.used_bytes = 0
 
     @property
+    def only_pool(self) -> Pool | None:
+        """The pool that all entries are in, as nearly always; None where there are several or none."""
+        return next(iter(self.pools.values())) if len(self.pools) == 1 else None
+
+    def slot_bytes_of(self, entries: Sequence[Entry]) -> int:
+        """Bytes of the slots of some of its entries."""
+        pool = self.only_pool
+        return len(entries) * pool.slot_bytes if pool else sum([entry.pool.slot_bytes for entry in entries])
+
+    @property
     def tenant(self) -> str:
         """Whose namespace it is."""
         return self.namespace.tenant
@@ -171,20 +181,26 @@ class Catalog:
             order.touch_many(group, now)
         return list({entry.slot: None for entry in released if entry.state == DEAD})  # each once
 
-    def lease(self, entries: Sequence[Entry]) -> None:
-        """Hold blocks of one tenant for clients; `unlease` goes before their `unhold`."""
-        self.hold(entries)
-        fresh_bytes = sum([entry.pool.slot_bytes for entry in entries if not entry.leases])
-        for entry in entries:
+    def lease(self, space: Space, entries: Sequence[Entry]) -> None:
+        """Hold readable blocks of a space for clients; `unlease` goes before their `unhold`."""
+        unheld = [entry for entry in entries if not entry.holds]
+        for order, group in [(space.only_pool.order, unheld)] if space.only_pool else _by_order(unheld):
+            order.remove_many(group)
+        fresh_bytes = 0
+        for entry in entries:  # which may name a block twice
+            if not entry.leases:
+                fresh_bytes += entry.pool.slot_bytes
+            entry.holds += 1
             entry.leases += 1
-        if fresh_bytes:
-            self.leased_bytes[entries[0].pool.space.tenant] += fresh_bytes
+        self.leased_bytes[space.tenant] += fresh_bytes
 
     def unlease(self, entries: Sequence[Entry]) -> None:
         """Note that a lease ends."""
+        last_bytes = 0
         for entry in entries:
             entry.leases -= 1
-        last_bytes = sum([entry.pool.slot_bytes for entry in entries if not entry.leases])
+            if not entry.leases:
+                last_bytes += entry.pool.slot_bytes
         if last_bytes:
             self.leased_bytes[entries[0].pool.space.tenant] -= last_bytes
 

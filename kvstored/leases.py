@@ -39,6 +39,7 @@ class Lease(msgspec.Struct, eq=False):
     lease_id: int
     space: Space
     entries: list[Entry]
+    slots: list[int]  # theirs; they do not move while held
     size_bytes: int
 
 

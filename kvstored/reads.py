@@ -113,7 +113,11 @@ class Reads:
 
     async def contains(self, space: Space, hashes: Sequence[bytes]) -> tuple[bytes, bytes]:
         """One outcome and one set of tiers (IN_DRAM, ON_NVME) per hash, packed."""
+        known = space.entries.keys() & set(hashes)
         below = await self._on_nvme(space, hashes)
+        moved = [hash_ for hash_ in known if hash_ not in space.entries and hash_ not in below]
+        if moved:  # down, while the index was asked
+            below |= await self._on_nvme(space, moved)
         outcomes, tiers = bytearray(), bytearray()
         for hash_ in hashes:
             entry = space.entries.get(hash_)
@@ -246,9 +250,9 @@ class Reads:
         ended: int,
     ) -> Held:
         group, tenant = session.group, session.caller.tenant
-        fits = self._fitting(tenant, runs, length)
+        fits = self._fitting(tenant, spaces, runs, length)
         while fits < length and self._room.take_posted():
-            fits = self._fitting(tenant, runs, length)
+            fits = self._fitting(tenant, spaces, runs, length)
         if fits < length:
             length, ended = fits, THROTTLED
             self._counters["throttled_gets"] += 1
@@ -260,18 +264,18 @@ class Reads:
         leases = []
         for space, run in zip(spaces, runs, strict=True):
             held = run[:length]
-            size_bytes = sum([entry.pool.slot_bytes for entry in held])
-            lease = Lease(self._parts.sessions.new_id(), space, held, size_bytes)
-            self._catalog.lease(held)
+            size_bytes = space.slot_bytes_of(held)
+            lease = Lease(self._parts.sessions.new_id(), space, held, [entry.slot for entry in held], size_bytes)
+            self._catalog.lease(space, held)
             group.leases[lease.lease_id] = lease
             group.leased_bytes += size_bytes
             leases.append(lease)
         return Held(length, ended, leases)
 
-    def _fitting(self, tenant: str, runs: Sequence[Sequence[Entry]], length: int) -> int:
+    def _fitting(self, tenant: str, spaces: Sequence[Space], runs: Sequence[Sequence[Entry]], length: int) -> int:
         """How many leading blocks of the runs the tenant may lease now; what is leased already costs nothing."""
         budget_bytes = self._limits.held_bytes - self._catalog.leased_bytes[tenant]
-        if sum([e.pool.slot_bytes for run in runs for e in run[:length] if not e.leases]) <= budget_bytes:
+        if sum(space.slot_bytes_of(run[:length]) for space, run in zip(spaces, runs, strict=True)) <= budget_bytes:
             return length
         for index in range(length):
             budget_bytes -= sum(run[index].pool.slot_bytes for run in runs if not run[index].leases)

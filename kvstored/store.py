@@ -120,7 +120,7 @@ class Store:
         """Segments of these leases that the session has no descriptor of: id, bytes, descriptor (the tier's)."""
         self.releases.watch()  # from now on their release may be posted
         dram, fresh = self.parts.dram, []
-        for segment_id in {entry.slot >> 20 for lease in leases for entry in lease.entries} - session.exposed:
+        for segment_id in {slot >> 20 for lease in leases for slot in lease.slots} - session.exposed:
             fresh.append((segment_id, dram.segment_bytes(segment_id), dram.segment_fd(segment_id)))
             dram.expose(segment_id)
             session.exposed.add(segment_id)
@@ -157,8 +157,8 @@ class Store:
         descriptors again and again, and need not take them.
         """
         session.silent = False
-        for segment_id in segment_ids:
-            if segment_id in session.exposed and self.parts.dram.is_retired(segment_id):
+        for segment_id in session.exposed.intersection(segment_ids):
+            if self.parts.dram.is_retired(segment_id):
                 self._let_go(session, segment_id)
 
     def _let_go(self, session: Session, segment_id: int) -> None:

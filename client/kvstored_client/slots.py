@@ -67,8 +67,11 @@ class Slots:
 
     def _bounds(self) -> Iterator[tuple[int, int]]:
         """First and end of each run."""
-        sizes = self.sizes_bytes
+        sizes, places = self.sizes_bytes, self._places
         uniform = len(set(sizes)) <= 1
+        if uniform and places and places == tuple(range(places[0], places[0] + len(places))):
+            yield 0, len(places)  # as a chain lies that was put at once
+            return
         first, expected = 0, -1
         for i, place in enumerate(self._places):
             if place != expected or not (uniform or sizes[i] == sizes[first]):

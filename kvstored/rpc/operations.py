@@ -16,6 +16,7 @@ from kvstored_proto import frames, page
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored import keys
+from kvstored.catalog import Space
 from kvstored.errors import FailedPrecondition, InvalidArgument
 from kvstored.leases import Caller, Lease, Session
 from kvstored.reads import FoundRun, Held
@@ -25,7 +26,7 @@ from kvstored.writes import Reserved
 
 CLIENT_NAME_MAX: Final = 256  # it stands in every status
 FEATURES: Final = ("prefetch", "groups")
-GET_BLOCKS_MAX: Final = 2 * keys.BLOCKS_PER_CALL_MAX  # 40 bytes each in the reply, which must fit in a frame
+BLOCKS_MAX: Final = 2 * keys.BLOCKS_PER_CALL_MAX  # over all namespaces: 40 bytes each in a get's reply, one frame
 Reply = Message | Awaitable[Message]
 Handler = Callable[[Context, Session, Any], Reply]
 
@@ -101,9 +102,17 @@ async def _open_namespace(context: Context, session: Session, request: pb.OpenNa
 # ---- reading ----
 
 
-def _lookup(context: Context, session: Session, request: pb.LookupRequest) -> Reply:
+def _asked(session: Session, request: Any) -> tuple[list[Space], list[bytes]]:
+    """The spaces and hashes of a call over several namespaces. Raises NotFound or InvalidArgument."""
     spaces = session.spaces_of(request.namespace_ids)
-    found = context.store.reads.lookup(spaces, keys.split_hashes(request.hashes, request.hash_bytes))
+    hashes = keys.split_hashes(request.hashes, request.hash_bytes)
+    if len(spaces) * len(hashes) > BLOCKS_MAX:
+        raise InvalidArgument(f"{len(hashes)} blocks in {len(spaces)} namespaces: {BLOCKS_MAX} in all are allowed")
+    return spaces, hashes
+
+
+def _lookup(context: Context, session: Session, request: pb.LookupRequest) -> Reply:
+    found = context.store.reads.lookup(*_asked(session, request))
     if isinstance(found, FoundRun):
         return _lookup_reply(context, found)
     return _map(found, lambda run: _lookup_reply(context, run))
@@ -128,10 +137,7 @@ async def _contains(context: Context, session: Session, request: pb.ContainsRequ
 
 
 def _get(context: Context, session: Session, request: pb.GetRequest) -> Reply:
-    spaces = session.spaces_of(request.namespace_ids)
-    hashes = keys.split_hashes(request.hashes, request.hash_bytes)
-    if len(spaces) * len(hashes) > GET_BLOCKS_MAX:
-        raise InvalidArgument(f"{len(hashes)} blocks in {len(spaces)} namespaces: {GET_BLOCKS_MAX} in all are allowed")
+    spaces, hashes = _asked(session, request)
     held = context.store.reads.get(session, spaces, hashes, request.wait_ms / 1000)
     if isinstance(held, Held):
         return get_reply(context, session, held)
@@ -154,16 +160,17 @@ def get_reply(context: Context, session: Session, held: Held) -> pb.GetReply:
 
 
 def _lease(context: Context, lease: Lease, handle: int) -> pb.Lease:
-    slots = [entry.slot for entry in lease.entries]
     return pb.Lease(
         lease_id=lease.lease_id,
         namespace_id=handle,
-        slots=struct.pack(f"<{len(slots)}Q", *slots),
-        heads=context.store.parts.dram.records.heads(slots),
+        slots=struct.pack(f"<{len(lease.slots)}Q", *lease.slots),
+        heads=context.store.parts.dram.records.heads(lease.slots),
     )
 
 
 def _release(context: Context, session: Session, request: pb.ReleaseRequest) -> Reply:
+    if len(request.lease_ids) > keys.BLOCKS_PER_CALL_MAX:
+        raise InvalidArgument(f"{len(request.lease_ids)} leases in one call: {keys.BLOCKS_PER_CALL_MAX} are allowed")
     return pb.ReleaseReply(boot_id=context.boot_id, released=context.store.reads.release(session, request.lease_ids))
 
 
@@ -176,8 +183,7 @@ def _touch(context: Context, session: Session, request: pb.TouchRequest) -> Repl
 async def _prefetch(context: Context, session: Session, request: pb.PrefetchRequest) -> Message:
     started = await context.store.prefetches.start(
         session,
-        session.spaces_of(request.namespace_ids),
-        keys.split_hashes(request.hashes, request.hash_bytes),
+        *_asked(session, request),
         request.priority,
         request.deadline_ms / 1000,
     )

@@ -110,10 +110,14 @@ async def test_a_block_asked_for_twice_in_one_call_is_given_back_once():
         space = await node.space(session)
         await node.put(session, space, chain("a", 2))
         held = await node.get(session, space, chain("a", 2) * 2)
+        other = await node.get(session, space, chain("a", 2))
         assert held.blocks == 4
+        assert node.parts.catalog.leased_bytes["alice"] == 2 * BLOCK_BYTES
+        node.store.reads.release(session, [other.leases[0].lease_id])
         await node.store.writes.delete(session, space, chain("a", 2))
         node.store.reads.release(session, [held.leases[0].lease_id])
         assert node.parts.dram.usage().used_bytes == 0
+        assert node.parts.catalog.leased_bytes["alice"] == 0
 
 
 async def test_eviction_takes_the_tail_of_the_least_recently_used_chain():
