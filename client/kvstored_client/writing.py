@@ -1,6 +1,6 @@
 """The writing verbs, once for both clients (see `effects`): reserve, fill staging, commit.
 
-`put` works in batches of about 8 MiB: while the daemon copies and hashes one, the next is copied
+`put` works in batches of about 4 MiB: while the daemon copies and hashes one, the next is copied
 into staging. A region of the ring is free again when the reply to its commit has come, and not
 before, however long ago its caller gave up.
 """
@@ -27,8 +27,8 @@ from kvstored_client.results import Outcome, PutResult, outcomes
 from kvstored_client.staging import Region, StagingRing, aligned
 from kvstored_client.verbs import leading, milliseconds, namespace_ids
 
-BATCH_BYTES: Final = 8 << 20
-COMMITS_IN_FLIGHT: Final = 3
+BATCH_BYTES: Final = 4 << 20  # two of them in flight stay in cache until the daemon has taken them
+COMMITS_IN_FLIGHT: Final = 2
 _PAUSE_MIN_S: Final = 0.001
 _PAUSE_MAX_S: Final = 0.05
 
