@@ -33,6 +33,33 @@ class Reserved(msgspec.Struct):
     retry_after_ms: int = 0
 
 
+class Chain(msgspec.Struct, frozen=True):
+    """What one reserve call is about: consecutive blocks, and the hash of the one before the first."""
+
+    session: Session
+    space: Space
+    hashes: Sequence[bytes]
+    sizes: Sequence[int]
+    parent: bytes
+
+    def check(self) -> None:
+        """Raises InvalidArgument where it makes no sense."""
+        if len(self.sizes) != len(self.hashes):
+            raise InvalidArgument(
+                f"{len(self.sizes)} sizes for {len(self.hashes)} hashes: give one size a block, or block_bytes"
+            )
+        if not min(self.sizes) > 0 or max(self.sizes) > BLOCK_BYTES_MAX:
+            raise InvalidArgument(f"a block has 1 to {BLOCK_BYTES_MAX} bytes")
+        if self.parent and len(self.parent) != len(self.hashes[0]):
+            raise InvalidArgument(f"parent has {len(self.parent)} bytes, the hashes {len(self.hashes[0])}")
+        if len(set(self.hashes)) != len(self.hashes):
+            raise InvalidArgument("a hash stands twice in one chain")
+
+    def above(self, index: int) -> bytes:
+        """The parent of a block."""
+        return self.hashes[index - 1] if index else self.parent
+
+
 class Writes:
     """The writing half of the store."""
 
@@ -58,54 +85,38 @@ class Writes:
         wait_s: float,
     ) -> Reserved | Awaitable[Reserved]:
         """Slots for the blocks of a chain that are not stored yet, as many as there is room for."""
-        self._check(hashes, sizes, parent)
+        chain = Chain(session, space, hashes, sizes, parent)
+        chain.check()
         session.check_may_write()
         if self.draining:
             return self._refused(len(hashes), THROTTLED)
         if len(session.reservations) >= self._limits.reservations_per_session:
             raise LimitExceeded(f"{self._limits.reservations_per_session} reservations are open: commit or abort some")
-        reserved = Reserved(0, bytearray())
         if self._below is None and len(hashes) <= PIECE_BLOCKS:
-            self._plan(reserved, session, space, hashes, sizes, parent, set())
+            reserved = Reserved(0, bytearray())
+            self._plan(chain, reserved, set())
             return reserved
-        return self._reserve_later(session, space, hashes, sizes, parent, min(wait_s, self._limits.put_wait_max_s))
-
-    def _check(self, hashes: Sequence[bytes], sizes: Sequence[int], parent: bytes) -> None:
-        if len(sizes) != len(hashes):
-            raise InvalidArgument(f"{len(sizes)} sizes for {len(hashes)} hashes: give one size a block, or block_bytes")
-        if not min(sizes) > 0 or max(sizes) > BLOCK_BYTES_MAX:
-            raise InvalidArgument(f"a block has 1 to {BLOCK_BYTES_MAX} bytes")
-        if parent and len(parent) != len(hashes[0]):
-            raise InvalidArgument(f"parent has {len(parent)} bytes, the hashes {len(hashes[0])}")
-        if len(set(hashes)) != len(hashes):
-            raise InvalidArgument("a hash stands twice in one chain")
+        return self._reserve_later(chain, min(wait_s, self._limits.put_wait_max_s))
 
     def _refused(self, count: int, outcome: int) -> Reserved:
         return Reserved(0, bytearray([outcome]) * count, RETRY_AFTER_MS if outcome == THROTTLED else 0)
 
-    async def _reserve_later(
-        self,
-        session: Session,
-        space: Space,
-        hashes: Sequence[bytes],
-        sizes: Sequence[int],
-        parent: bytes,
-        wait_s: float,
-    ) -> Reserved:
+    async def _reserve_later(self, chain: Chain, wait_s: float) -> Reserved:
         end_s = self._parts.clock.monotonic() + wait_s
         while True:
             reserved = Reserved(0, bytearray())
-            while len(reserved.outcomes) < len(hashes):
-                piece = hashes[len(reserved.outcomes) :][:PIECE_BLOCKS]
-                stored = await self._stored_below(space, piece)
-                if session.ended:
-                    return self._refused(len(hashes), MISS)
-                self._plan(reserved, session, space, hashes, sizes, parent, stored)
+            while len(reserved.outcomes) < len(chain.hashes):
+                piece = chain.hashes[len(reserved.outcomes) :][:PIECE_BLOCKS]
+                stored = await self._stored_below(chain.space, piece)
+                if chain.session.ended:
+                    return self._refused(len(chain.hashes), MISS)
+                self._plan(chain, reserved, stored)
                 await asyncio.sleep(0)
             left_s = end_s - self._parts.clock.monotonic()
             if self._below is None or THROTTLED not in reserved.outcomes:
                 return reserved
-            self._below.mover.demand(space.tenant, slot_bytes(sizes[-1]), reserved.outcomes.count(THROTTLED))
+            short = reserved.outcomes.count(THROTTLED)
+            self._below.mover.demand(chain.space.tenant, slot_bytes(chain.sizes[-1]), short)
             if reserved.reservation_id or left_s <= 0:
                 return reserved
             # Nothing was given, so nothing is held while waiting.
@@ -121,76 +132,58 @@ class Writes:
         self._below.tier.unpin([record for record in records if record is not None])
         return {hash_ for hash_, record in zip(unknown, records, strict=True) if record is not None}
 
-    def _plan(
-        self,
-        reserved: Reserved,
-        session: Session,
-        space: Space,
-        hashes: Sequence[bytes],
-        sizes: Sequence[int],
-        parent: bytes,
-        stored: set[bytes],
-    ) -> None:
+    def _plan(self, chain: Chain, reserved: Reserved, stored: set[bytes]) -> None:
         """Decide on the next piece of a chain; where room ends, on all that follows too."""
-        entries, outcomes = space.entries, reserved.outcomes
-        start, end = len(outcomes), min(len(hashes), len(outcomes) + PIECE_BLOCKS)
-        for hash_ in hashes[start:end]:
+        entries, outcomes = chain.space.entries, reserved.outcomes
+        start, end = len(outcomes), min(len(chain.hashes), len(outcomes) + PIECE_BLOCKS)
+        for hash_ in chain.hashes[start:end]:
             entry = entries.get(hash_)
             if entry is None:
                 outcomes.append(HIT if hash_ in stored else RESERVED)
             else:
                 outcomes.append(HIT if entry.state == READY else PENDING)
         wanted = [index for index in range(start, end) if outcomes[index] == RESERVED]
-        slots = self._slots(session, space, [sizes[index] for index in wanted])
-        self._enter(reserved, session, space, hashes, sizes, parent, wanted[: len(slots)], slots)
+        slots = self._slots(chain, wanted)
+        if slots:
+            self._enter(chain, reserved, wanted[: len(slots)], slots)
         if len(slots) < len(wanted):
-            self._cut(reserved, space, wanted[len(slots)], sizes)
+            self._cut(chain, reserved, wanted[len(slots)])
 
-    def _slots(self, session: Session, space: Space, sizes: Sequence[int]) -> list[int]:
-        budget_bytes = self._limits.held_bytes - session.reserved_bytes
+    def _slots(self, chain: Chain, wanted: Sequence[int]) -> list[int]:
+        budget_bytes = self._limits.held_bytes - chain.session.reserved_bytes
         slots: list[int] = []
-        for size, group in itertools.groupby(sizes, slot_bytes):
+        for size, group in itertools.groupby([chain.sizes[index] for index in wanted], slot_bytes):
             count = min(len(list(group)), budget_bytes // size)
-            taken = self._room.take(space.tenant, size, count)
+            taken = self._room.take(chain.space.tenant, size, count)
             budget_bytes -= size * len(taken)
             slots += taken
             if len(taken) < count or not count:
                 break
         return slots
 
-    def _cut(self, reserved: Reserved, space: Space, first: int, sizes: Sequence[int]) -> None:
+    def _cut(self, chain: Chain, reserved: Reserved, first: int) -> None:
         """From the first block without room on nothing is reserved: a block is useless without its parent."""
         demotable = self._below is not None and self._below.mover.takes_blocks()
-        fits = self._room.could_ever_fit(space.tenant, sizes[first])
+        fits = self._room.could_ever_fit(chain.space.tenant, chain.sizes[first])
         outcome = THROTTLED if fits and (demotable or self._dram.usage().retired_bytes) else NO_ROOM
         outcomes = reserved.outcomes
         for index in range(first, len(outcomes)):
             if outcomes[index] == RESERVED:
                 outcomes[index] = outcome
-        outcomes += bytearray([outcome]) * (len(sizes) - len(outcomes))
+        outcomes += bytearray([outcome]) * (len(chain.hashes) - len(outcomes))
         reserved.retry_after_ms = RETRY_AFTER_MS if outcome == THROTTLED else 0
         self._counters["throttled_puts" if outcome == THROTTLED else "refused_puts"] += 1
 
-    def _enter(
-        self,
-        reserved: Reserved,
-        session: Session,
-        space: Space,
-        hashes: Sequence[bytes],
-        sizes: Sequence[int],
-        parent: bytes,
-        wanted: Sequence[int],
-        slots: Sequence[int],
-    ) -> None:
-        if not wanted:
-            return
+    def _enter(self, chain: Chain, reserved: Reserved, wanted: Sequence[int], slots: Sequence[int]) -> None:
+        session, space = chain.session, chain.space
         if not reserved.reservation_id:
             reserved.reservation_id = self._parts.sessions.new_id()
-            session.reservations[reserved.reservation_id] = Reservation(reserved.reservation_id, space, parent, {}, {})
-        opened = session.reservation(reserved.reservation_id).open
+            reservation = Reservation(reserved.reservation_id, space, chain.parent, {}, {})
+            session.reservations[reserved.reservation_id] = reservation
+        opened, hashes, sizes = session.reservation(reserved.reservation_id).open, chain.hashes, chain.sizes
         for index, slot in zip(wanted, slots, strict=True):
-            above = hashes[index - 1] if index else parent
-            entry = opened[index] = self._room.enter(space, hashes[index], above, slot, sizes[index], WRITING)
+            entry = self._room.enter(space, hashes[index], chain.above(index), slot, sizes[index], WRITING)
+            opened[index] = entry
             session.reserved_bytes += entry.pool.slot_bytes
 
     # ---- abort and the end ----
@@ -219,16 +212,19 @@ class Writes:
         """When all is committed: the chain enters the eviction order, tail first, its ancestors after it."""
         if not reservation.finished or session.reservations.pop(reservation.reservation_id, None) is None:
             return
-        done = [reservation.done[index] for index in sorted(reservation.done)]
+        indices = sorted(reservation.done)
+        done = [reservation.done[index] for index in indices]
         session.reserved_bytes -= sum(entry.pool.slot_bytes for entry in done)
         self._room.unhold(done)
-        ancestors = self._catalog.ancestors(reservation.space, self._above(reservation, done), BLOCKS_PER_CALL_MAX)
-        self._catalog.touch(ancestors, self._parts.clock.monotonic())
+        if done and indices[-1] - indices[0] >= len(indices):  # what was there already stands between them
+            self._touch_above(reservation.space, done[-1].parent)
+        self._touch_above(reservation.space, done[0].parent if done else reservation.parent)
         if self._below is not None:
             self._below.mover.kick()
 
-    def _above(self, reservation: Reservation, done: Sequence[Entry]) -> bytes:
-        return done[0].parent if done else reservation.parent
+    def _touch_above(self, space: Space, parent: bytes) -> None:
+        ancestors = self._catalog.ancestors(space, parent, BLOCKS_PER_CALL_MAX)
+        self._catalog.touch(ancestors, self._parts.clock.monotonic())
 
     def end_session(self, session: Session) -> None:
         """Abort what a session had reserved; copies that run finish first, and what they copied is kept."""

@@ -146,6 +146,18 @@ async def test_a_put_below_a_parent_keeps_the_parent_warmer():
         assert (await lookup(node, space, hashes)).ready_blocks == 4
 
 
+async def test_a_block_that_was_there_already_stays_warmer_than_what_was_put_after_it():
+    async with Node(blocks=8) as node:
+        session = await node.session()
+        space = await node.space(session)
+        hashes = chain("a", 5)
+        await node.put(session, space, hashes[2:3], parent=hashes[1])
+        await node.put(session, space, chain("other", 2))
+        await node.put(session, space, hashes)  # all but the one in the middle
+        await node.put(session, space, chain("more", 5))
+        assert set(hashes) & set(space.entries) == set(hashes[:3])
+
+
 async def test_committing_in_parts_is_leaf_first_too():
     async with Node(blocks=8) as node:
         session = await node.session()
