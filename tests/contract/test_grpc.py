@@ -105,7 +105,8 @@ async def test_reflection_is_served_on_the_unix_socket_and_not_on_tcp(tmp_path):
         async with local_channel(daemon) as channel:
             assert {"kvstored.v1.KVStore", "kvstored.v1.Admin"} < await reflected(channel)
         async with tls_channel(daemon) as channel:
-            assert await refusal(reflected(channel)) == 12
+            # UNIMPLEMENTED; INTERNAL where the server's refusal overtakes what the stream is still sending.
+            assert await refusal(reflected(channel)) in (12, 13)
             stub = health_pb2_grpc.HealthStub(channel)
             assert (await stub.Check(health_pb2.HealthCheckRequest())).status == SERVING
 
