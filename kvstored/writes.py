@@ -135,15 +135,21 @@ class Writes:
     def _plan(self, chain: Chain, reserved: Reserved, stored: set[bytes]) -> None:
         """Decide on the next piece of a chain; where room ends, on all that follows too."""
         entries, outcomes = chain.space.entries, reserved.outcomes
+        if reserved.reservation_id:  # a client that guessed its id may have ended it between two pieces
+            chain.session.reservation(reserved.reservation_id)
         start, end = len(outcomes), min(len(chain.hashes), len(outcomes) + PIECE_BLOCKS)
+        present: list[Entry] = []
         for hash_ in chain.hashes[start:end]:
             entry = entries.get(hash_)
             if entry is None:
                 outcomes.append(HIT if hash_ in stored else RESERVED)
             else:
                 outcomes.append(HIT if entry.state == READY else PENDING)
+                present.append(entry)
         wanted = [index for index in range(start, end) if outcomes[index] == RESERVED]
+        self._catalog.hold(present)  # what is called a hit must not be evicted to make room for what follows it
         slots = self._slots(chain, wanted)
+        self._room.unhold(present)
         if slots:
             self._enter(chain, reserved, wanted[: len(slots)], slots)
         if len(slots) < len(wanted):

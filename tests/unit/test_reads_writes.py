@@ -158,6 +158,17 @@ async def test_a_block_that_was_there_already_stays_warmer_than_what_was_put_aft
         assert set(hashes) & set(space.entries) == set(hashes[:3])
 
 
+async def test_a_put_does_not_make_room_by_evicting_the_start_of_its_own_chain():
+    async with Node(blocks=8) as node:
+        session = await node.session()
+        space = await node.space(session)
+        hashes = chain("a", 8)
+        await node.put(session, space, hashes[:4])
+        await node.put(session, space, chain("b", 4))
+        assert list(await node.put(session, space, hashes)) == [HIT] * 4 + [RESERVED] * 4
+        assert (await lookup(node, space, hashes)).ready_blocks == 8
+
+
 async def test_committing_in_parts_is_leaf_first_too():
     async with Node(blocks=8) as node:
         session = await node.session()
