@@ -47,7 +47,7 @@ class Prefetches:
             return Prefetched(0, HIT if resident == len(hashes) else MISS, resident, 0)
         job = Job(min(priority, DEMAND - 1), self._parts.clock.monotonic() + deadline_s if deadline_s else 0.0)
         resident, cut = await self._plan(self._below, session, spaces, hashes, job)
-        if job.done.done():
+        if job.done.done() or session.ended:
             ended = HIT if resident == len(hashes) else THROTTLED if cut else MISS
             return Prefetched(0, ended, resident, 0)
         prefetch_id = self._parts.sessions.new_id()
