@@ -139,7 +139,7 @@ class Store:
             return
         for session in list(holders):
             self.tell_retired(session, [segment_id])
-            if session.silent:
+            if session.silent and not session.ended:  # to tell it may be to learn that it is gone
                 self._let_go(session, segment_id)
         if holders:
             asyncio.get_running_loop().call_later(self.return_wait_s, self._overdue, segment_id)

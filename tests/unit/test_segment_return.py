@@ -78,6 +78,18 @@ async def test_a_holder_that_never_answers_delays_once():
         assert not scene.alice.silent
 
 
+async def test_a_silent_holder_that_turns_out_to_be_gone_when_told_is_let_go_once():
+    async with Node(blocks=16, segment_blocks=4) as node:
+        node.store.return_wait_s = 0.01
+        scene = await Scene(node).set()
+        await scene.remade()
+        node.store.tell_retired = lambda session, ids: node.store.end_session(session)
+        for name in ("y", "z"):  # the first puts into what was remade, the second needs the next
+            await node.put(scene.bob, scene.his, chain(name, 4))
+        assert scene.alice.ended
+        await scene.remade()
+
+
 async def test_giving_up_a_segment_that_is_in_service_changes_nothing():
     async with Node(blocks=16, segment_blocks=4) as node:
         alice = await node.session("alice")
