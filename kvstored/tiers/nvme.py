@@ -128,14 +128,16 @@ class NvmeTier:
         records: list[Record | None] = [None] * count
         for found in answers:
             for i, record in enumerate(found):
-                if record is not None and records[i] is None and self._table(record).owner(record) == tenant:
+                if record is not None and records[i] is None and self._owner(record) == tenant:
                     records[i] = record
         return records
 
     def unpin(self, records: Sequence[Record]) -> None:
         """See `LowerTier.unpin`."""
         for record in records:
-            self._table(record).unpin(record)
+            volume = self._volumes.get(record.location.volume)
+            if volume is not None:  # else: closed meanwhile
+                volume.table.unpin(record)
 
     async def list_records(
         self, digest: bytes | None, cursor: bytes, limit: int
@@ -272,6 +274,10 @@ class NvmeTier:
 
     def _fits(self, store: Store) -> bool:
         return slot_bytes(store.size_bytes) + footer_bytes(header_bytes(store)) <= self._config.extent_bytes
+
+    def _owner(self, record: Record) -> str | None:
+        volume = self._volumes.get(record.location.volume)  # None: closed while its index was asked
+        return volume.table.owner(record) if volume is not None else None
 
     def _table(self, record: Record) -> ExtentTable:
         return self._volumes[record.location.volume].table

@@ -68,7 +68,9 @@ class Volume:
             self._degrade(error)
 
     async def close(self) -> None:
-        """Let go of index, files, threads and directory. No call may be under way."""
+        """Let go of index, files, threads and directory. Searches end; no other call may be under way."""
+        self.health, self.reason = Health.OFF, "closed"
+        await asyncio.to_thread(self._threads.index_reader.shutdown)  # nobody may be inside of it
         await call(self._threads.index_writer, self._index.close)
         await asyncio.to_thread(self._threads.stop)
         self.directory.close()

@@ -425,3 +425,17 @@ async def test_a_wrong_setting_is_named(tmp_path, setting, value):
     harness = Harness(tmp_path)
     harness.tier = harness.make(**{setting: value})
     assert f"nvme.{setting}" in await refused(harness)
+
+
+async def test_a_search_under_way_when_the_tier_closes_finds_nothing(tmp_path, blocks):
+    harness = Harness(tmp_path)
+    await harness.tier.open()
+    await store(harness, blocks, names("a", 4))
+    hashes = [block_hash(name) for name in names("a", 4)]
+    held = await harness.tier.find("t", DIGEST, hashes, prefix=False)
+    searches = [asyncio.ensure_future(harness.tier.find("t", DIGEST, hashes, prefix=False)) for _ in range(20)]
+    await asyncio.sleep(0)
+    await harness.tier.close()
+    for found in await asyncio.gather(*searches):
+        assert found == [None] * 4
+    harness.tier.unpin(held)
