@@ -251,7 +251,9 @@ class Connection:
             if self.error is not None:
                 return
             self.error = error
-            tickets = [self._pending.pop(i) for i in list(self._pending)]
+            # `start` in another thread adds to these and, now that it sees the error, takes away.
+            tickets = list(self._pending.values())
+            self._pending.clear()
             for ticket in tickets:
                 ticket.error, ticket.done = error, True
         if self.before_close is not None:

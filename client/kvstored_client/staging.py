@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from typing import Final, NamedTuple
 
+from kvstored_client.errors import Unavailable
 from kvstored_client.mapping import Mapping
 
 ALIGN_BYTES: Final = 4096
@@ -43,11 +44,17 @@ class StagingRing:
     @property
     def mapping(self) -> Mapping:
         """The ring, mapped at first use. Raises Unavailable where that fails."""
-        if self._mapping is None:
+        found = self._mapping  # another thread may close the ring at any point
+        if found is None:
             with self._lock:
-                if self._mapping is None:
-                    fd, self._fd = self._fd, -1
-                    self._mapping = Mapping(fd, self.size_bytes, writable=True)
+                found = self._mapping or self._map()
+        return found
+
+    def _map(self) -> Mapping:
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            raise Unavailable("the staging memory of a session that has ended")
+        self._mapping = Mapping(fd, self.size_bytes, writable=True)
         return self._mapping
 
     def take(self, size_bytes: int) -> Region | None:

@@ -173,6 +173,16 @@ def ring(pages=16):
     return StagingRing(-1, pages * mmap.PAGESIZE)
 
 
+@pytest.mark.parametrize("used", [False, True])
+def test_a_ring_that_another_thread_has_closed_is_unavailable(memfd, used):
+    closed = StagingRing(os.dup(memfd), SIZE)
+    if used:
+        assert closed.mapping.size_bytes == SIZE
+    closed.close()
+    with pytest.raises(Unavailable):
+        _ = closed.mapping
+
+
 def test_regions_do_not_overlap_and_start_on_pages():
     full = ring(4)
     regions = [full.take(5000), full.take(1), full.take(4096)]

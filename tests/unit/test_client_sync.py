@@ -633,3 +633,23 @@ def test_a_forked_child_does_not_keep_the_session_alive(client, namespace, daemo
     os.close(write_end)
     os.waitpid(pid, 0)
     assert ended
+
+
+class TakenAway(dict):
+    """Pending requests, one of which a thread takes away while another goes through them."""
+
+    def __iter__(self):
+        numbers = list(super().__iter__())
+        self.pop(numbers[0])
+        return iter(numbers)
+
+
+def test_a_connection_that_fails_while_a_request_is_withdrawn_ends_the_others(client, namespace):
+    client.lookup(namespace, HASHES)
+    connection = client._core.connection
+    connection._pending = TakenAway()
+    tickets = [connection.start(pb.OPERATION_STATUS, pb.StatusRequest()) for _ in range(2)]
+    connection.fail(Unavailable("for this test"))
+    assert tickets[1].done
+    with pytest.raises(Unavailable):
+        tickets[1].result()
