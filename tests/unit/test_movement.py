@@ -362,6 +362,14 @@ async def test_a_session_that_ends_between_two_pieces_keeps_nothing(small_pieces
         node.audit()
 
 
+async def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it did not happen")
+
+
 async def test_a_prefetch_whose_session_ended_while_it_was_planned_is_forgotten(small_pieces):
     async with Node(blocks=16, below=MemoryTier(), watermarks=FULL) as node:
         session = await node.session()
@@ -369,8 +377,7 @@ async def test_a_prefetch_whose_session_ended_while_it_was_planned_is_forgotten(
         await fill_below(node, session, space, chain("a", 8))
         node.lower.gate.clear()
         starting = asyncio.ensure_future(node.store.prefetches.start(session, [space], chain("a", 8), 0, 0))
-        while not node.lower.calls["load"]:  # its first piece is being read
-            await asyncio.sleep(0)
+        await until(lambda: node.lower.calls["load"])  # its first piece is being read
         assert not starting.done()
         node.store.end_session(session)
         assert (await starting).prefetch_id == 0
@@ -383,8 +390,7 @@ async def test_a_reservation_ended_between_two_pieces_costs_no_slot(small_pieces
         session = await node.session()
         space = await node.space(session)
         reserving = asyncio.ensure_future(node.reserve(session, space, chain("a", 8)))
-        while not session.reservations:
-            await asyncio.sleep(0)
+        await until(lambda: session.reservations)
         node.store.writes.abort(session, *session.reservations, [])
         with pytest.raises(NotFound):
             await reserving
