@@ -72,6 +72,7 @@ class Group:
         self.members: set[Session] = set()
         self.leases: dict[int, Lease] = {}
         self.leased_bytes = 0
+        self.ending_leases = 0  # in `leases` no more, but still holding their blocks
 
 
 class Session:

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from kvstored.catalog import DEAD, READY, Entry, Space
+from kvstored.endings import LeaseEnds
 from kvstored.leases import Lease, Session
 from kvstored.outcomes import HIT, MISS, PENDING, THROTTLED
 from kvstored.parts import Below, Parts
@@ -53,6 +54,7 @@ class Reads:
         self._below = parts.below
         self._limits = parts.limits
         self._counters = parts.counters
+        self.ends = LeaseEnds(parts)
         # Set by the store: ends leases whose release a session has posted, some at a time; whether none is left.
         self.take_posted: Callable[[Session], bool] = lambda session: True
 
@@ -293,16 +295,8 @@ class Reads:
         leases = [lease for i in lease_ids if (lease := session.group.leases.pop(i, None)) is not None]
         for lease in leases:
             session.group.leased_bytes -= lease.size_bytes
-        self.end(leases)
-        if leases and self._below is not None:
-            self._below.mover.kick()
+        self.ends.add(session.group, leases)
         return len(leases)
-
-    def end(self, leases: Sequence[Lease]) -> None:
-        """Give back what leases held that are no longer in their group."""
-        for lease in leases:
-            self._catalog.unlease(lease.entries)
-            self._room.unhold(lease.entries)
 
     # ---- touch ----
 

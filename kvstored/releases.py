@@ -14,6 +14,7 @@ from typing import Final
 
 from kvstored_proto.page import Taker
 
+from kvstored.endings import BLOCKS_PER_TURN
 from kvstored.errors import DeviceError
 from kvstored.leases import Session
 from kvstored.parts import Parts
@@ -21,7 +22,6 @@ from kvstored.reads import Reads
 from kvstored.tiers.session_page import SessionPage
 
 LOOK_EVERY_S: Final = 0.01
-BLOCKS_PER_TURN: Final = 512  # released in one go, or as many as the last lease has more
 
 
 class PostedReleases:
@@ -64,13 +64,17 @@ class PostedReleases:
         """End leases that a session has posted, a turn's worth; whether nothing is left.
 
         Unknown ids are passed over. Where the page makes no sense, what the session holds stays until it
-        is released by frame or the session ends.
+        is released by frame or the session ends. What ended and still holds its blocks is left, too.
         """
+        if session.group.ending_leases:
+            return False
         taker = self._takers.get(session)
         return taker is None or self._take(session, taker, BLOCKS_PER_TURN) > 0
 
     def take_any(self) -> bool:
-        """End leases that any session has posted, a turn's worth; whether any ended."""
+        """Give back what leases held that ended or whose release is posted, a turn's worth; whether there was any."""
+        if self._reads.ends.take():
+            return True
         before = self._ended
         for session in self._takers:
             self.take(session)

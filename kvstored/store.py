@@ -84,7 +84,7 @@ class Store:
         leases = self.parts.sessions.close(session)
         self.writes.end_session(session)
         self.prefetches.end_session(session)
-        self.reads.end(leases)
+        self.reads.ends.add(session.group, leases)
         if session.staging is not None:
             session.staging.close()
         self.releases.close_page(session)

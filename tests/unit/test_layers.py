@@ -31,7 +31,8 @@ LAYERS = {
     "mover": ["kvstored.mover", "kvstored.promoter"],
     "store": [
         *("kvstored.store", "kvstored.reads", "kvstored.writes", "kvstored.parts", "kvstored.outcomes"),
-        *("kvstored.commits", "kvstored.prefetches", "kvstored.releases", "kvstored.audit", "kvstored.explain"),
+        *("kvstored.commits", "kvstored.prefetches", "kvstored.releases", "kvstored.endings", "kvstored.audit"),
+        "kvstored.explain",
     ],
     "settings": ["kvstored.config", "kvstored.config_schema", "kvstored.config_types", "kvstored.config_report"],
     "reporting": ["kvstored.logs", "kvstored.metrics", "kvstored.metrics_export"],

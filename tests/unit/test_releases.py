@@ -6,7 +6,7 @@ import os
 import pytest
 from kvstored_proto.page import RING_WORDS, Poster
 
-from kvstored import releases
+from kvstored import endings, releases
 from kvstored.leases import Caller
 from kvstored.outcomes import HIT, RESERVED, THROTTLED
 from kvstored.parts import Limits
@@ -249,3 +249,36 @@ async def test_pages_go_with_their_sessions(node):
 
 def descriptors():
     return sum("kvstored-session-page" in link for link in process_figures.descriptors(os.getpid()))
+
+
+# ---- much at once ----
+
+
+async def test_what_a_dead_client_held_comes_back_in_turns_or_when_somebody_needs_it(client, monkeypatch):
+    monkeypatch.setattr(endings, "BLOCKS_PER_TURN", 8)
+    node = client.node
+    space, hashes = await stored(client, "a", 8)
+    for _ in range(5):
+        await client.lease(space, hashes)
+    entry = space.entries[hashes[0]]
+    node.store.end_session(client.session)
+    assert entry.holds == 4
+    await asyncio.sleep(0)
+    assert entry.holds == 3
+    other = await node.session()
+    fresh = chain("b", 16)
+    assert list(await node.put(other, await node.space(other), fresh)) == [RESERVED] * 16
+
+
+async def test_a_clients_next_call_waits_until_its_own_large_releases_are_done(client, monkeypatch):
+    monkeypatch.setattr(endings, "BLOCKS_PER_TURN", 8)
+    store = client.node.store
+    space, hashes = await stored(client, "a", 8)
+    other = await client.node.session()
+    store.reads.release(client.session, [(await client.lease(space, hashes))[0] for _ in range(3)])
+    assert not store.releases.take(client.session)
+    assert store.releases.take(other)
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert store.releases.take(client.session)
+    assert not space.entries[hashes[0]].holds

@@ -1,0 +1,52 @@
+"""The ends of leases: what they held is given back, in turns where it is much.
+
+A client that dies may leave thousands of leases of thousands of blocks. Giving all of that back in
+one go would keep the event loop for seconds; nobody but whoever needs the room waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from kvstored.leases import Group, Lease
+from kvstored.parts import Parts
+
+BLOCKS_PER_TURN: Final = 512  # given back in one go, or as many as the last lease has more
+
+
+class LeaseEnds:
+    """Leases that are no longer in their group, until their blocks are given back: first come, first ended."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._waiting: deque[tuple[Group, Lease]] = deque()
+        self._next_turn: asyncio.Handle | None = None
+
+    def add(self, group: Group, leases: Sequence[Lease]) -> None:
+        """End leases that were a group's: at once, but for what is more than a turn's worth."""
+        self._waiting.extend((group, lease) for lease in leases)
+        group.ending_leases += len(leases)
+        if self._next_turn is None:
+            self._turn()
+
+    def take(self) -> bool:
+        """A turn's worth, for somebody who needs the room now; whether there was any."""
+        left, any_waiting = BLOCKS_PER_TURN, bool(self._waiting)
+        while self._waiting and left > 0:
+            group, lease = self._waiting.popleft()
+            group.ending_leases -= 1
+            self._parts.catalog.unlease(lease.entries)
+            self._parts.room.unhold(lease.entries)
+            left -= len(lease.entries)
+        if any_waiting and self._parts.below is not None:
+            self._parts.below.mover.kick()
+        return any_waiting
+
+    def _turn(self) -> None:
+        self._next_turn = None
+        self.take()
+        if self._waiting:
+            self._next_turn = asyncio.get_running_loop().call_soon(self._turn)
