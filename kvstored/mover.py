@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Final, cast
 
@@ -22,6 +22,8 @@ from kvstored.tiers.base import Health, LowerTier, Store
 from kvstored.tiers.dram import DramTier
 
 STEP_BYTES_MAX: Final = 64 << 20
+STEP_BLOCKS_MAX: Final = 2048  # of small blocks: a step is planned in one go
+SCAN_BLOCKS: Final = 8192  # looked at in one go
 BACK_OFF_S: Final = 1.0  # after a step of which nothing could be stored
 
 
@@ -97,6 +99,7 @@ class Mover:
             while self.takes_blocks() and (entries := self._plan()):
                 await self._demote(entries, evict=True)
             self._demands.clear()
+            await asyncio.sleep(0)  # a step that only dropped clean blocks has not waited for anything
             changed, self._changed = self._changed, False
             self._signal(freed=changed)
 
@@ -122,7 +125,7 @@ class Mover:
         dirty: list[Entry] = []
         clean: list[Entry] = []
         node = order.coldest()
-        while node is not None and wanted_bytes > 0:
+        while node is not None and wanted_bytes > 0 and len(dirty) + len(clean) < STEP_BLOCKS_MAX:
             entry = cast(Entry, node)
             (clean if entry.below else dirty).append(entry)
             wanted_bytes -= entry.pool.slot_bytes
@@ -143,7 +146,7 @@ class Mover:
             dirty, _ = self._coldest(self._catalog.order(tenant, size), count * size)
             return dirty
         entries = [entry for entry in self._room.occupants(segment) if not entry.below]
-        entries = entries[: max(1, STEP_BYTES_MAX // segment.slot_bytes)]
+        entries = entries[: max(1, min(STEP_BLOCKS_MAX, STEP_BYTES_MAX // segment.slot_bytes))]
         self._catalog.hold(entries)
         return entries
 
@@ -211,24 +214,28 @@ class Mover:
     async def flush(self, timeout_s: float) -> tuple[int, int]:
         """Write every block that is only in DRAM, keeping it there: blocks written, and left when the time was up."""
         end_s = self._clock.monotonic() + timeout_s
-        written = 0
-        while entries := self._dirty():
-            if self._clock.monotonic() > end_s or not self.takes_blocks():
-                break
-            self._catalog.hold(entries)
-            written += await self._demote(entries, evict=False)
-        return written, len(self._dirty(limit_bytes=1 << 62))
+        written = left = 0
+        for entries in self._dirty_steps():
+            if entries and self._clock.monotonic() <= end_s and self.takes_blocks():
+                self._catalog.hold(entries)
+                written += await self._demote(entries, evict=False)
+            left += sum(entry.state == READY and not entry.below for entry in entries)
+            await asyncio.sleep(0)
+        return written, left
 
-    def _dirty(self, limit_bytes: int = STEP_BYTES_MAX) -> list[Entry]:
-        dirty: list[Entry] = []
-        for space in self._catalog.spaces.values():
-            for entry in space.entries.values():
+    def _dirty_steps(self) -> Iterator[list[Entry]]:
+        """Blocks that are only in DRAM, a step at a time; empty steps where many in a row are below already."""
+        for space in list(self._catalog.spaces.values()):
+            step: list[Entry] = []
+            room_bytes = STEP_BYTES_MAX
+            for number, entry in enumerate(list(space.entries.values()), 1):
                 if entry.state == READY and not entry.below:
-                    dirty.append(entry)
-                    limit_bytes -= entry.pool.slot_bytes
-                    if limit_bytes <= 0:
-                        return dirty
-        return dirty
+                    step.append(entry)
+                    room_bytes -= entry.pool.slot_bytes
+                if room_bytes <= 0 or len(step) >= STEP_BLOCKS_MAX or not number % SCAN_BLOCKS:
+                    yield step
+                    step, room_bytes = [], STEP_BYTES_MAX
+            yield step
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -21,7 +21,7 @@ from kvstored.parts import Below
 from kvstored.rpc.context import Context
 from kvstored.tiers.base import Record
 
-BLOCKS_PER_PAGE_MAX: Final = 4000
+BLOCKS_PER_PAGE_MAX: Final = 1000
 FLUSH_WAIT_DEFAULT_S: Final = 60.0
 PLACE_BYTES: Final = 8
 NVME_PLACE_BYTES_MAX: Final = 256

@@ -58,6 +58,37 @@ async def test_demotion_runs_from_the_high_to_the_low_watermark_and_takes_the_co
         assert (found.ready_blocks, found.nvme_blocks) == (8, 8)
 
 
+async def test_clean_blocks_are_dropped_in_steps_with_a_turn_for_others_between(monkeypatch):
+    monkeypatch.setattr("kvstored.mover.STEP_BLOCKS_MAX", 2)
+    async with Node(blocks=20, below=MemoryTier(), watermarks=Watermarks(0.9, 0.5, 0.5)) as node:
+        session = await node.session()
+        space = await node.space(session)
+        await node.put(session, space, chain("a", 16))
+        await node.parts.below.mover.flush(5)
+        await node.settle()
+        await node.put(session, space, chain("b", 2))
+        seen = set()
+        for _ in range(50):
+            seen.add(node.parts.dram.usage().blocks)
+            await asyncio.sleep(0)
+        assert seen == {18, 16, 14, 12, 10}
+
+
+async def test_a_flush_goes_in_steps_and_says_what_is_left(monkeypatch):
+    monkeypatch.setattr("kvstored.mover.STEP_BLOCKS_MAX", 2)
+    async with Node(blocks=20, below=MemoryTier(4 * BLOCK_BYTES), watermarks=FULL) as node:
+        session = await node.session()
+        space, other = await node.space(session), await node.space(session, model="other")
+        await node.put(session, space, chain("a", 5))
+        await node.put(session, other, chain("b", 2))
+        assert await node.parts.below.mover.flush(5) == (4, 3)
+        assert node.lower.calls["store"] == 3
+        node.clock.now += 100
+        node.lower.capacity_bytes = 1 << 20
+        assert await node.parts.below.mover.flush(5) == (3, 0)
+        assert await node.parts.below.mover.flush(5) == (0, 0)
+
+
 async def test_a_block_that_moves_down_while_the_index_is_asked_is_not_overlooked():
     async with Node(blocks=8, below=MemoryTier(), watermarks=FULL) as node:
         session = await node.session()
