@@ -193,7 +193,9 @@ class Daemon:
         await self._grpc.start()
         await self._grpc.set_serving(True)
         log.info("serving", session_socket=str(self.config.server.session_socket), pid=os.getpid())
-        for warning in parts.dram.warnings:
+        if not any(tenant.role == "admin" for tenant in self.config.tenants):
+            self.context.warnings.append("no tenant has the role admin: nobody may verify, flush or drain")
+        for warning in (*parts.dram.warnings, *self.context.warnings):
             log.warning("running without", what=warning)
 
     def _restore_namespaces(self, parts: Parts, below: Below) -> None:

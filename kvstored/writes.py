@@ -22,6 +22,7 @@ from kvstored.outcomes import HIT, MISS, NO_ROOM, PENDING, RESERVED, THROTTLED
 from kvstored.parts import Parts
 
 RETRY_AFTER_MS: Final = 5
+DRAIN_RETRY_AFTER_MS: Final = 500
 PIECE_BLOCKS: Final = 512  # planned in one go; between two pieces the loop does other things
 
 
@@ -89,7 +90,7 @@ class Writes:
         chain.check()
         session.check_may_write()
         if self.draining:
-            return self._refused(len(hashes), THROTTLED)
+            return Reserved(0, bytearray([THROTTLED]) * len(hashes), DRAIN_RETRY_AFTER_MS)
         if len(session.reservations) >= self._limits.reservations_per_session:
             raise LimitExceeded(f"{self._limits.reservations_per_session} reservations are open: commit or abort some")
         if self._below is None and len(hashes) <= PIECE_BLOCKS:

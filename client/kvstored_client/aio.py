@@ -148,8 +148,8 @@ class AsyncClient:
     # ---- verbs ----
 
     def namespace(self, spec: NamespaceSpec) -> Namespace:
-        """A handle on a namespace, opened by the first verb that uses it."""
-        return Namespace(spec)
+        """A handle on a namespace, opened by the first verb that uses it; chains can be made once a session is open."""
+        return Namespace(spec, self._core.tenant)
 
     async def open(self, namespace: Namespace) -> bool:
         """Learn the namespace's digest and chain seed now; False where the daemon does not answer."""

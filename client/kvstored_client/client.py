@@ -112,7 +112,7 @@ class Client:
 
     def namespace(self, spec: NamespaceSpec) -> Namespace:
         """A handle on a namespace. The daemon is asked when it is first needed, and again after each reconnect."""
-        return Namespace(spec, self._open_namespace)
+        return Namespace(spec, self._core.tenant, self._open_namespace)
 
     def lookup(self, namespaces: Namespace | Sequence[Namespace], hashes: Sequence[bytes]) -> LookupResult:
         """How many leading blocks are stored, and where; of several namespaces, what all of them have."""

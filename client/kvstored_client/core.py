@@ -63,6 +63,7 @@ class Core:
         self.connect_error: KVStoredClientError | None = None
         self.group_id = b""
         self.boot_id = 0
+        self._tenant = ""
         self.closed = False
         self._pid = os.getpid()
         self._frames_at_timeout = -1
@@ -152,8 +153,13 @@ class Core:
         self.connect_error = None
         self.boot_id = connection.opened.boot_id
         self.group_id = connection.opened.group_id
+        self._tenant = connection.opened.tenant
         self._frames_at_timeout = -1
         self.breaker.success()
+
+    def tenant(self) -> str:
+        """Whose sessions these are; empty while none was open."""
+        return self._tenant
 
     def failed_open(self, error: KVStoredClientError) -> None:
         """A data verb answers a miss because of `error`."""

@@ -25,6 +25,8 @@ from typing import Final, NamedTuple
 
 HASH_BYTES_MIN: Final = 8
 HASH_BYTES_MAX: Final = 64
+# Starts hashes that were made without a seed: nobody else could find what was stored under them.
+UNSEEDED: Final = b"kvstored:no-seed"
 _HEAD: Final = struct.Struct("<BI")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from kvstored_proto import namespace as canonical
 from kvstored_proto.v1.kvstored_pb2 import NamespaceSpec, OpenNamespaceReply
 
 from kvstored_client import keys
@@ -17,12 +18,21 @@ class Namespace:
     Opened at its first use and again after each reconnect, both by itself.
     """
 
-    def __init__(self, spec: NamespaceSpec, opener: Callable[[Namespace], None] | None = None) -> None:
-        """`opener` tries to open it where a property needs that, and gives up without an exception."""
+    def __init__(
+        self,
+        spec: NamespaceSpec,
+        tenant: Callable[[], str] = lambda: "",
+        opener: Callable[[Namespace], None] | None = None,
+    ) -> None:
+        """`tenant` tells whose session it is, once one was open ("": never).
+
+        `opener` tries to open it where a property needs that, and gives up without an exception.
+        """
         self.spec = NamespaceSpec()
         self.spec.CopyFrom(spec)  # the caller may go on changing theirs
         self.key = self.spec.SerializeToString(deterministic=True)
         self.reply = _UNOPENED
+        self._tenant = tenant
         self._opener = opener
 
     @property
@@ -32,8 +42,9 @@ class Namespace:
 
     @property
     def chain_seed(self) -> bytes:
-        """16 bytes that start its hash chains, equal for all shards of one model; empty as `digest`."""
-        return self._opened().chain_seed
+        """16 bytes that start its hash chains, equal for all shards of one model; empty while no session was open."""
+        seed, tenant = self._opened().chain_seed, self._tenant()
+        return seed or (canonical.chain_seed(tenant, self.spec) if tenant else b"")
 
     def chain(
         self,
@@ -44,10 +55,12 @@ class Namespace:
     ) -> list[bytes]:
         """Block hashes of a token sequence, 32 bytes each, full blocks only; see `keys.chain`.
 
-        `block_tokens` defaults to the spec's. Without a daemon since the start there is no seed
-        yet: hashes made then are as long, and find nothing later.
+        `block_tokens` defaults to the spec's. While no session was ever open there is no seed:
+        hashes made then are as long and in every verb a miss, also after the daemon is there.
         """
-        return keys.chain(self.chain_seed, token_ids, block_tokens or self.spec.block_tokens, parent, extra)
+        seed = self.chain_seed
+        hashes = keys.chain(seed, token_ids, block_tokens or self.spec.block_tokens, parent, extra)
+        return hashes if seed else [keys.UNSEEDED + each[len(keys.UNSEEDED) :] for each in hashes]
 
     def _opened(self) -> OpenNamespaceReply:
         if self.reply is _UNOPENED and self._opener is not None:

@@ -20,13 +20,14 @@ from kvstored_client.blocks import Blocks, blocks_of, copy_plan, map_segments, p
 from kvstored_client.connection import Connection
 from kvstored_client.core import Core
 from kvstored_client.effects import CONNECT, Verb, Work, call
-from kvstored_client.errors import Unavailable
-from kvstored_client.keys import Packed
+from kvstored_client.errors import Refused, Unavailable
+from kvstored_client.keys import UNSEEDED, Packed
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import LookupResult, Outcome, outcome, outcomes
 from kvstored_client.slots import BYTES_PER_BLOCK, Slots
 
 R = TypeVar("R", bound=Message)
+_FAILED_PRECONDITION: Final = 9
 _REPLY_BYTES_MAX: Final = frames.MAX_BODY_BYTES - 4096  # the slots of a get must fit in one frame
 
 
@@ -57,8 +58,18 @@ def open_namespace(core: Core, namespace: Namespace) -> Verb[None]:
     yield from namespace_ids(core, connection, [namespace])
 
 
+def check_seeded(hashes: Packed) -> None:
+    """Raises Refused for hashes that were made without a seed."""
+    if hashes.data.startswith(UNSEEDED):
+        raise Refused(_FAILED_PRECONDITION, "the hashes were made before any session was open: make them again")
+
+
 def leading(connection: Connection, hashes: Packed, reply_bytes: int = 0) -> Packed:
-    """As many leading hashes as one call carries and, with `reply_bytes` a block, its reply does."""
+    """As many leading hashes as one call carries and, with `reply_bytes` a block, its reply does.
+
+    Raises Refused for hashes that were made without a seed.
+    """
+    check_seeded(hashes)
     limit = connection.opened.limits.max_blocks_per_call or hashes.length
     return hashes.part(0, min(limit, _REPLY_BYTES_MAX // reply_bytes) if reply_bytes else limit)
 

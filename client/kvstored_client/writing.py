@@ -25,7 +25,7 @@ from kvstored_client.keys import Packed
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import Outcome, PutResult, outcomes
 from kvstored_client.staging import Region, StagingRing, aligned
-from kvstored_client.verbs import leading, milliseconds, namespace_ids
+from kvstored_client.verbs import check_seeded, leading, milliseconds, namespace_ids
 
 BATCH_BYTES: Final = 4 << 20  # two of them in flight stay in cache until the daemon has taken them
 COMMITS_IN_FLIGHT: Final = 2
@@ -92,6 +92,7 @@ def reserve(
     wait_s: float,
 ) -> Verb[Reservation]:
     """Ask for slots, for no more blocks than one call carries."""
+    check_seeded(hashes)
     connection = yield CONNECT
     (namespace_id,) = yield from namespace_ids(core, connection, [namespace])
     equal = min(sizes_bytes) == max(sizes_bytes)

@@ -151,7 +151,8 @@ async def _explain(context: Context, session: Session, request: pb.ExplainReques
     wanted = _space(context, session, request.namespace_digest) if request.namespace_digest else None
     answer = await explain.explain(context.store.parts, spaces, wanted, request.hash)
     blocks = [_of_entry(context, entry) for entry in answer.entries]
-    blocks += [_of_record(space, request.hash, record) for space, record in answer.records]
+    listed = {entry.pool.space for entry in answer.entries}
+    blocks += [_of_record(space, request.hash, record) for space, record in answer.records if space not in listed]
     return pb.ExplainReply(boot_id=context.boot_id, verdict=answer.verdict, detail=answer.detail, blocks=blocks)
 
 

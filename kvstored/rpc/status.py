@@ -9,7 +9,7 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.leases import Session
 from kvstored.rpc.context import Context
-from kvstored.tiers.base import Usage
+from kvstored.tiers.base import Health, Usage
 
 
 def report(context: Context, session: Session | None = None) -> pb.StatusReply:
@@ -26,13 +26,20 @@ def report(context: Context, session: Session | None = None) -> pb.StatusReply:
         pid=os.getpid(),
         tenants=_tenants(context, tenant),
         sessions=[_session(context, s) for s in parts.sessions if tenant in (None, s.caller.tenant)],
-        warnings=[*context.warnings, *parts.dram.warnings],
+        warnings=[*context.warnings, *parts.dram.warnings, *_below_warnings(context)],
     )
     if sees_all:
         reply.tiers.extend(_tiers(context))
         for name, count in _counters(context).items():
             reply.counters[name] = count
     return reply
+
+
+def _below_warnings(context: Context) -> list[str]:
+    below = context.store.parts.below
+    if below is None or below.tier.health is Health.OK:
+        return []
+    return [f"nvme: {below.tier.health}: blocks are kept in DRAM only; see its properties and the log"]
 
 
 def _tiers(context: Context) -> list[pb.TierStatus]:
