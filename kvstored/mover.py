@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, cast
 
@@ -57,6 +57,8 @@ class Mover:
         self._active = False  # between the high and the low watermark
         self._blocked_until_s = 0.0
         self.moving_blocks = 0
+        self._moving: Counter[int] = Counter()  # how often each entry, by identity: a flush may meet a demotion
+        self._moved = asyncio.Event()
         room.must_demote = self.takes_blocks
 
     def takes_blocks(self) -> bool:
@@ -83,6 +85,11 @@ class Mover:
     async def demand_seen(self, timeout_s: float) -> None:
         """The same, but also where the mover finds that it can free nothing at present."""
         await _wait(self._looked, timeout_s)
+
+    async def past(self, entries: Sequence[Entry]) -> None:
+        """Wait until none of these is on its way down: what was forgotten meanwhile is not below either then."""
+        while any(id(entry) in self._moving for entry in entries):
+            await self._moved.wait()
 
     @property
     def idle(self) -> bool:
@@ -161,6 +168,16 @@ class Mover:
 
     async def _demote(self, entries: list[Entry], *, evict: bool) -> int:
         """Write held blocks below and end their hold; with `evict` their slots become free."""
+        self._moving.update(map(id, entries))
+        try:
+            return await self._write(entries, evict=evict)
+        finally:
+            self._moving.subtract(map(id, entries))
+            self._moving += Counter()  # drops what is at zero
+            self._moved.set()
+            self._moved = asyncio.Event()
+
+    async def _write(self, entries: list[Entry], *, evict: bool) -> int:
         self.moving_blocks += len(entries)
         now = self._clock.monotonic()
         done: set[int] = set()

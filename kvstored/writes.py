@@ -247,19 +247,22 @@ class Writes:
         session.check_may_write()
         gone = Gone("deleted", "by a client", self._parts.clock.wall())
         # What is being written is not there yet: its put comes after this delete.
-        found = {hash_ for hash_ in hashes if (entry := space.entries.get(hash_)) and entry.state != WRITING}
-        for hash_ in found:
-            self._room.forget(space.entries[hash_])
+        entries = [space.entries[hash_] for hash_ in dict.fromkeys(hashes) if hash_ in space.entries]
+        entries = [entry for entry in entries if entry.state != WRITING]
+        found = {entry.hash for entry in entries}
+        for entry in entries:
+            self._room.forget(entry)
         below: set[bytes] = set()
         if self._below is not None:
+            await self._below.mover.past(entries)
             below = await self._stored_below(space, hashes)
             if below:
                 await self._below.tier.delete(space.tenant, space.digest, list(below))
             # Brought up again by somebody between the two steps.
             for hash_ in below:
-                entry = space.entries.get(hash_)
-                if entry is not None and entry.below:
-                    self._room.forget(entry)
+                back = space.entries.get(hash_)
+                if back is not None and back.below:
+                    self._room.forget(back)
             self._below.mover.kick()
         self._parts.history.note(space.digest, found | below, gone)
         self._counters["deleted_blocks"] += len(found | below)

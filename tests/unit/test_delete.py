@@ -39,11 +39,13 @@ async def test_bytes_put_after_a_delete_are_not_replaced_by_those_on_their_way_d
         node.lower.gate.clear()
         flushing = asyncio.create_task(node.parts.below.mover.flush(5))
         await asyncio.sleep(0)
-        await node.store.writes.delete(session, space, chain("a", 1))
+        deleting = asyncio.create_task(node.store.writes.delete(session, space, chain("a", 1)))
+        await asyncio.sleep(0)
         monkeypatch.setattr(testing_node, "payload", lambda hash_: b"new." * (testing_node.BLOCK_BYTES // 4))
         await node.put(session, space, chain("a", 1))
         node.lower.gate.set()
         await flushing
+        assert await deleting == 1
         await node.parts.below.mover.flush(5)
         node.parts.room.evict(list(space.entries.values()), "test")
         assert (await node.get(session, space, chain("a", 1), wait_s=5)).blocks == 1  # its bytes are checked
@@ -57,7 +59,8 @@ async def test_a_deleted_block_does_not_stay_that_was_brought_up_from_a_copy_jus
         node.lower.gate.clear()
         flushing = asyncio.create_task(node.parts.below.mover.flush(5))
         await asyncio.sleep(0)
-        await node.store.writes.delete(session, space, chain("a", 1))
+        deleting = asyncio.create_task(node.store.writes.delete(session, space, chain("a", 1)))
+        await asyncio.sleep(0)
         really_delete = node.lower.delete
 
         async def brought_up_before(*key):
@@ -68,4 +71,23 @@ async def test_a_deleted_block_does_not_stay_that_was_brought_up_from_a_copy_jus
         node.lower.delete = brought_up_before
         node.lower.gate.set()
         await flushing
+        assert await deleting == 1
         assert (await node.get(session, space, chain("a", 1), wait_s=5)).blocks == 0
+
+
+async def test_a_delete_is_answered_when_nothing_of_the_block_is_on_its_way_down():
+    async with Node(below=MemoryTier()) as node:
+        session = await node.session()
+        space = await node.space(session)
+        await node.put(session, space, chain("a", 2))
+        node.lower.gate.clear()
+        flushing = asyncio.create_task(node.parts.below.mover.flush(5))
+        await asyncio.sleep(0)
+        deleting = asyncio.create_task(node.store.writes.delete(session, space, chain("a", 2)))
+        await asyncio.sleep(0.01)
+        assert not deleting.done()
+        node.lower.gate.set()
+        assert await deleting == 2
+        outcomes, _ = await node.store.reads.contains(space, chain("a", 2))
+        assert list(outcomes) == [MISS, MISS]
+        await flushing
