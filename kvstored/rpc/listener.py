@@ -17,6 +17,7 @@ from kvstored.rpc.session import Connection
 
 BACKLOG: Final = 128
 SOCKET_BUFFER_BYTES: Final = 1 << 20
+LOOK_EVERY_S: Final = 1.0  # for clients that are gone while nothing is read from them
 ACCEPT_RETRY_S: Final = 1.0  # after the system refused a descriptor: at once it would refuse again
 
 _log = get_logger("session")
@@ -32,12 +33,14 @@ class SessionServer:
         self.by_session: dict[Session, Connection] = {}
         self._mode = mode
         self._listener: socket.socket | None = None
+        self._looking: asyncio.TimerHandle | None = None
         context.store.releases.on_corrupt = self._page_corrupt
 
     def start(self) -> None:
         """Bind and listen. Raises OSError; a socket that nobody answers on any more is replaced."""
         self._listener = bind_unix(self.path, self._mode)
         self._accept_again()
+        self._look()
 
     def _accept_again(self) -> None:
         if self._listener is not None:
@@ -66,6 +69,11 @@ class SessionServer:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
         self.connections.add(Connection(self.context, sock, self._opened, self._gone))
+
+    def _look(self) -> None:
+        for connection in list(self.connections):
+            connection.look()
+        self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
 
     def _opened(self, connection: Connection, session: Session) -> None:
         self.by_session[session] = connection
@@ -96,6 +104,8 @@ class SessionServer:
     def close(self) -> None:
         """Part with every client."""
         self.stop_listening()
+        if self._looking is not None:
+            self._looking.cancel()
         for connection in list(self.connections):
             connection.close("the daemon stops")
 

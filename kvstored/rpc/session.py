@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import asyncio
 import os
+import select
 import socket
 import struct
 import time
@@ -76,7 +77,7 @@ class Connection:
         self._backlog: deque[frames.Frame] = deque()
         self._outbox = Outbox(sock, self._work, lambda: self.close("gone"))
         self._tasks: set[asyncio.Future[None]] = set()
-        self._reading = self._closed = self._opening = False
+        self._reading = self._closed = self._opening = self._hung_up = False
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
         self.pid, self.uid, _gid = _PEERCRED.unpack(credentials)
         self.session: Session | None = None
@@ -137,6 +138,19 @@ class Connection:
         elif self._reading and not wanted:
             self._loop.remove_reader(self._sock.fileno())
         self._reading = wanted
+
+    def look(self) -> None:
+        """Part with a client that is gone while nothing is read from it; called now and then.
+
+        Reading is paused while the client is at a limit, and then its end of file waits too. Twice
+        in a row, so that what it sent before it went is read where it can be.
+        """
+        poll = select.poll()
+        poll.register(self._sock.fileno(), select.POLLRDHUP)
+        gone = bool(poll.poll(0))
+        if gone and self._hung_up:
+            self.close("closed by the client")
+        self._hung_up = gone
 
     # ---- serving ----
 
