@@ -14,7 +14,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,6 +22,7 @@ from kvstored.errors import DeviceError
 
 ALIGN_BYTES: Final = 4096
 PIECES_PER_CALL_MAX: Final = 512  # the kernel takes 1024
+NEW_SUFFIX: Final = ".new"  # of a file that is to replace another
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 Piece = tuple[int, int]
@@ -92,13 +93,13 @@ class FileDevice:
             try:
                 self._sync_directory(path.parent)
             except OSError:
-                os.close(descriptor)
+                self._close(descriptor)
                 raise
             return File(path, descriptor, direct)
 
     def close(self, file: File) -> None:
         """Let go of the descriptor."""
-        os.close(file.descriptor)
+        self._close(file.descriptor)
 
     def read(self, file: File, offset: int, pieces: Sequence[Piece]) -> None:
         """Fill the pieces, one after the other, from `offset` on.
@@ -121,7 +122,7 @@ class FileDevice:
     def size_bytes(self, file: File) -> int:
         """How long the file is."""
         with device_errors(f"asking for the size of {file.path}"):
-            return os.fstat(file.descriptor).st_size
+            return self._size(file)
 
     # --- bytes of our own, small ---
 
@@ -146,62 +147,87 @@ class FileDevice:
     def read_whole(self, path: Path) -> bytes | None:
         """A small file, or None where there is none."""
         with device_errors(f"reading {path}"):
-            return path.read_bytes() if path.exists() else None
+            try:
+                file = File(path, self._open(path, os.O_RDONLY | os.O_CLOEXEC), direct=False)
+            except FileNotFoundError:
+                return None
+            try:
+                content = ctypes.create_string_buffer(self._size(file))
+                self._move(self._preadv, file, 0, [(ctypes.addressof(content), len(content))] if len(content) else [])
+                return content.raw
+            finally:
+                self._close(file.descriptor)
 
     def replace(self, path: Path, data: bytes) -> None:
         """Write a small file in one step: after a crash it is the old one or the new one, whole."""
-        fresh = path.with_name(path.name + ".new")
+        fresh = path.with_name(path.name + NEW_SUFFIX)
         with device_errors(f"writing {path}"):
-            descriptor = self._open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            file = File(fresh, self._open(fresh, flags), direct=False)
             try:
-                os.write(descriptor, data)
-                os.fsync(descriptor)
+                content = ctypes.create_string_buffer(data, len(data))
+                self._move(self._pwritev, file, 0, [(ctypes.addressof(content), len(content))])
+                self._fdatasync(file)
             finally:
-                os.close(descriptor)
-            fresh.replace(path)
+                self._close(file.descriptor)
+            self._rename(fresh, path)
             self._sync_directory(path.parent)
 
     def remove(self, path: Path) -> None:
         """Remove a file; one that is not there is fine."""
-        with device_errors(f"removing {path}"):
-            path.unlink(missing_ok=True)
+        with device_errors(f"removing {path}"), suppress(FileNotFoundError):
+            self._unlink(path)
 
     # --- directories ---
 
     def make_directory(self, path: Path) -> None:
         """Make a directory, and those above it; one that is there is fine."""
         with device_errors(f"making the directory {path}"):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_directory(path)
+
+    def names(self, path: Path) -> dict[str, int]:
+        """The files in a directory with their sizes in bytes; empty where there is no such directory."""
+        with device_errors(f"listing {path}"):
+            try:
+                return self._list(path)
+            except FileNotFoundError:
+                return {}
+
+    def exists(self, path: Path) -> bool:
+        """Whether there is a file or directory of that name."""
+        with device_errors(f"looking for {path}"):
+            return self._exists(path)
 
     def lock_directory(self, path: Path) -> int | None:
         """Take a directory for this process alone: a descriptor to close later, or None if another has it."""
         with device_errors(f"locking {path}"):
             descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                return None
-            return descriptor
+            if self._flock(descriptor):
+                return descriptor
+            self._close(descriptor)
+            return None
 
     def unlock(self, lock: int) -> None:
         """Give a directory back."""
-        os.close(lock)
+        self._close(lock)
 
     def allows_direct_io(self, path: Path) -> bool:
         """Whether the file system of `path`, an existing file, takes direct I/O."""
         try:
-            os.close(self._open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC))
+            self._close(self._open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC))
         except OSError as error:
             if error.errno == errno.EINVAL:
                 return False
             raise DeviceError(f"opening {path}: {error.strerror}") from error
         return True
 
-    # --- what the fake device overrides ---
+    # --- what a fake device overrides: every call to the operating system ---
 
     def _open(self, path: Path, flags: int) -> int:
         return os.open(path, flags, 0o600)
+
+    def _close(self, descriptor: int) -> None:
+        os.close(descriptor)
 
     def _preadv(self, file: File, buffers: Buffers, offset: int) -> int:
         return os.preadv(file.descriptor, buffers, offset)
@@ -212,6 +238,32 @@ class FileDevice:
     def _fdatasync(self, file: File) -> None:
         os.fdatasync(file.descriptor)
 
+    def _size(self, file: File) -> int:
+        return os.fstat(file.descriptor).st_size
+
+    def _rename(self, old: Path, new: Path) -> None:
+        old.replace(new)
+
+    def _unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def _exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def _make_directory(self, path: Path) -> None:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _list(self, path: Path) -> dict[str, int]:
+        with os.scandir(path) as entries:
+            return {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries if entry.is_file()}
+
+    def _flock(self, descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
     def _sync_directory(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -221,7 +273,7 @@ class FileDevice:
 
     @staticmethod
     def _move(call: Callable[[File, Buffers, int], int], file: File, offset: int, pieces: Sequence[Piece]) -> None:
-        assert 0 < len(pieces) <= PIECES_PER_CALL_MAX, f"{len(pieces)} pieces in one call"
+        assert len(pieces) <= PIECES_PER_CALL_MAX, f"{len(pieces)} pieces in one call"
         assert not file.direct or all(not (address | size) % ALIGN_BYTES for address, size in pieces), "not aligned"
         rest = list(pieces)
         while rest:

@@ -76,7 +76,7 @@ class VolumeDirectory:
 
     def _create(self, marker: Path, extent_bytes: int) -> bytes:
         for directory in (self.index, self.extents):
-            if directory.exists():
+            if self.device.exists(directory):
                 raise ConfigError(f"nvme.paths: {self.path} has {directory.name}/ but no FORMAT file: empty it first")
         fresh = VolumeFormat(FORMAT_VERSION, uuid.uuid4().hex, extent_bytes)
         stored = msgspec.json.encode(fresh)

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -20,14 +19,14 @@ from kvstored.device.file import FileDevice
 from kvstored.errors import ConfigError, DeviceError
 from kvstored.keys import Namespace, slot_bytes
 from kvstored.tiers.base import Health, Load, Record, Store, Usage
-from kvstored.tiers.directory import VolumeDirectory
 from kvstored.tiers.extent import ExtentTable
 from kvstored.tiers.formats import DIGEST_BYTES, footer_bytes, header_bytes
 from kvstored.tiers.index import Index
 from kvstored.tiers.nvme_config import NvmeConfig
+from kvstored.tiers.opening import MakeIndex, VolumeOpener
 from kvstored.tiers.recycling import OnEvicted
 from kvstored.tiers.spread import scatter, spread_store
-from kvstored.tiers.threads import Calls, VolumeThreads, call
+from kvstored.tiers.threads import Calls, MakePool, real_pool
 from kvstored.tiers.volume import Volume
 
 __all__ = ["NvmeConfig", "NvmeTier"]
@@ -45,11 +44,18 @@ def _ignore(_tenant: str, _digest: bytes, _hashes: list[bytes]) -> None:
 class NvmeTier:
     """A `LowerTier` on local file systems."""
 
-    def __init__(self, config: NvmeConfig, device: FileDevice, clock: Clock, on_evicted: OnEvicted = _ignore) -> None:
+    def __init__(
+        self,
+        config: NvmeConfig,
+        device: FileDevice,
+        clock: Clock,
+        on_evicted: OnEvicted = _ignore,
+        *,
+        make_pool: MakePool = real_pool,
+        make_index: MakeIndex = Index,
+    ) -> None:
         self._config = config
-        self._device = device
-        self._clock = clock
-        self._on_evicted = on_evicted
+        self._opener = VolumeOpener(config, device, clock, on_evicted, make_pool, make_index)
         self._volumes: dict[int, Volume] = {}
         self._absent: dict[int, str] = {}
         self._calls = Calls()
@@ -66,35 +72,13 @@ class NvmeTier:
         try:
             for number, path in enumerate(self._config.paths):
                 try:
-                    self._volumes[number] = await self._open(number, path)
+                    self._volumes[number] = await self._opener.open(number, path)
                 except DeviceError as error:
                     self._absent[number] = str(error)
                     _log.error("%s is off: %s", path, error)
         except ConfigError:
             await self.close()
             raise
-
-    async def _open(self, number: int, path: Path) -> Volume:
-        config = self._config
-        directory = VolumeDirectory(self._device, path, open_files_max=config.open_files_max)
-        threads = VolumeThreads(number, config.threads())
-        index = Index(directory.index, number, config.index_map_bytes)
-        try:
-            require = config.require_direct_io
-            await call(threads.stores, directory.open, config.extent_bytes, require_direct_io=require)
-            await call(threads.index_writer, index.open)
-            rows = await call(threads.index_reader, index.rows)
-            namespaces = await call(threads.index_reader, index.namespaces)
-        except BaseException:
-            index.close()
-            directory.close()
-            threads.stop()
-            raise
-        table = ExtentTable(config.extent_bytes, config.capacity_bytes // config.extent_bytes, rows)
-        run_bytes, clock, on_evicted = config.run_bytes, self._clock, self._on_evicted
-        volume = Volume(directory, table, index, namespaces, threads, run_bytes, clock, on_evicted)
-        await volume.settle()
-        return volume
 
     async def close(self) -> None:
         """Wait for calls under way, then let go of files, threads and directories. No calls after it."""

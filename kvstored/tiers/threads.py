@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from kvstored.errors import DeviceError
 
@@ -22,21 +22,37 @@ def _give_way() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
-class VolumeThreads:
-    """Pools of one volume. Stores have threads of their own, so that loads never queue behind them."""
+def real_pool(threads: int, name: str, *, gives_way: bool) -> Executor:
+    """Threads of the operating system; what calls run on unless a simulation brings something else."""
+    return ThreadPoolExecutor(threads, name, _give_way if gives_way else None)
 
-    def __init__(self, number: int, io_threads: int) -> None:
+
+class MakePool(Protocol):
+    """How pools are made: so many threads, their name, and whether they leave a CPU to the event loop."""
+
+    def __call__(self, threads: int, name: str, *, gives_way: bool) -> Executor:
+        """A pool that nobody else uses."""
+        ...
+
+
+class VolumeThreads:
+    """Pools of one volume. Stores have threads of their own, so that loads never queue behind them.
+
+    A pool of one thread runs what it is given in that order.
+    """
+
+    def __init__(self, number: int, io_threads: int, make_pool: MakePool = real_pool) -> None:
         self.load_count = io_threads
         self.store_count = min(STORE_THREADS_MAX, io_threads)
-        self.loads = ThreadPoolExecutor(self.load_count, f"nvme{number}-load", _give_way)
-        self.stores = ThreadPoolExecutor(self.store_count, f"nvme{number}-store", _give_way)
-        self.index_reader = ThreadPoolExecutor(1, f"nvme{number}-find")
-        self.index_writer = ThreadPoolExecutor(1, f"nvme{number}-index")
+        self.loads = make_pool(self.load_count, f"nvme{number}-load", gives_way=True)
+        self.stores = make_pool(self.store_count, f"nvme{number}-store", gives_way=True)
+        self.index_reader = make_pool(1, f"nvme{number}-find", gives_way=False)
+        self.index_writer = make_pool(1, f"nvme{number}-index", gives_way=False)
 
     def stop(self) -> None:
-        """Wait for the threads to end; blocks while one is busy."""
+        """Let the threads end as soon as they are idle; no calls after this. Does not wait."""
         for pool in (self.loads, self.stores, self.index_reader, self.index_writer):
-            pool.shutdown()
+            pool.shutdown(wait=False)
 
 
 async def call(where: Executor, work: Callable[..., T], *args: object, **kwargs: object) -> T:

@@ -70,9 +70,9 @@ class Volume:
     async def close(self) -> None:
         """Let go of index, files, threads and directory. Searches end; no other call may be under way."""
         self.health, self.reason = Health.OFF, "closed"
-        await asyncio.to_thread(self._threads.index_reader.shutdown)  # nobody may be inside of it
+        await call(self._threads.index_reader, _nothing)  # the searches before it have ended, and none comes after
         await call(self._threads.index_writer, self._index.close)
-        await asyncio.to_thread(self._threads.stop)
+        self._threads.stop()
         self.directory.close()
 
     # --- finding ---
@@ -89,6 +89,8 @@ class Volume:
 
     async def page(self, digest: bytes, after: bytes, limit: int) -> list[tuple[bytes, Record]]:
         """See `Index.page`; raises DeviceError."""
+        if self.health is Health.OFF:
+            raise DeviceError(f"{self.directory.path} is off: {self.reason}")
         return await call(self._threads.index_reader, self._index.page, digest, after, limit)
 
     # --- loading ---
@@ -224,6 +226,10 @@ class Volume:
         if self.health is not Health.OFF and self.health is not health:
             self.health, self.reason = health, str(error)
             _log.error("%s is now %s: %s", self.directory.path, health.value, error)
+
+
+def _nothing() -> None:
+    """What a thread does to show that it is done with all before."""
 
 
 def _source(load: Load, position: int) -> Block:
