@@ -24,6 +24,8 @@ from kvstored.catalog import Catalog
 from kvstored.clock import SystemClock
 from kvstored.config import Config
 from kvstored.device.file import FileDevice
+from kvstored.device.keeper import Keeper, NoKeeper
+from kvstored.device.service_manager import ServiceManager, from_environment
 from kvstored.errors import ConfigError, KVStoredError
 from kvstored.history import Gone, History
 from kvstored.leases import Sessions
@@ -31,6 +33,7 @@ from kvstored.logs import get_logger
 from kvstored.metrics import Metrics
 from kvstored.metrics_export import DaemonCollector
 from kvstored.mover import Mover
+from kvstored.notify import Notifier
 from kvstored.parts import Below, Limits, Parts, TenantStats
 from kvstored.policy.admission import AdmitAll
 from kvstored.policy.quota import Quota
@@ -58,32 +61,38 @@ log = get_logger("daemon")
 
 def run(config: Config) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. Raises ConfigError for what only the machine can tell."""
+    manager = from_environment(os.environ)  # before there are threads and children
     _raise_limits()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_main(config))
+        return runner.run(_main(config, manager))
 
 
-async def _main(config: Config) -> int:
-    daemon = Daemon(config)
-    try:
-        await daemon.start()
-    except ConfigError:
-        await daemon.stop(flush=False)
-        raise
-    except (KVStoredError, OSError) as error:
-        log.error("cannot start", reason=str(error))
-        await daemon.stop(flush=False)
-        return EXIT_FAILED
-    await daemon.wait()
-    await daemon.stop()
+async def _main(config: Config, manager: ServiceManager) -> int:
+    with Notifier(manager.notify, manager.watchdog_s) as notifier:
+        notifier.status("opening the tiers")
+        daemon = Daemon(config, manager.keeper)
+        try:
+            await daemon.start()
+        except (KVStoredError, OSError) as error:
+            notifier.status(f"cannot start: {error}")
+            await daemon.stop(flush=False)
+            if isinstance(error, ConfigError):
+                raise
+            log.error("cannot start", reason=str(error))
+            return EXIT_FAILED
+        notifier.ready(f"serving on {config.server.session_socket}")
+        await daemon.wait()
+        notifier.stopping("stopping: what is only in DRAM is written to NVMe")
+        await daemon.stop()
     return EXIT_OK
 
 
 class Daemon:
     """One daemon: start, wait, stop."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, keeper: Keeper | None = None) -> None:
         self.config = config
+        self._keeper = keeper or NoKeeper()
         self._metrics = Metrics()
         self._clock = SystemClock()
         # One CPU is the client's, which copies the next batch meanwhile.

@@ -224,3 +224,16 @@ def test_a_disk_without_room_for_anything_leaves_dram(tmp_path):
             hashes = done[-1][0]
             assert client.read(namespace, hashes, wait_s=10) == [payload(h, BLOCK_BYTES) for h in hashes]
             eventually(lambda: status(daemon.session_socket).state == "serving", "it serves")
+
+
+def test_a_service_manager_hears_when_it_serves_and_when_it_stops(tmp_path, monkeypatch):
+    address = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(address))
+        manager.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(address))
+        with DaemonProcess(SETTINGS, nvme=True, parent_directory=tmp_path) as daemon:
+            assert b"STATUS=" in manager.recv(4096)
+            assert manager.recv(4096).startswith(b"READY=1\n")
+            daemon.stop()
+            assert manager.recv(4096).startswith(b"STOPPING=1\n")

@@ -37,7 +37,9 @@ LAYERS = {
     "settings": ["kvstored.config", "kvstored.config_schema", "kvstored.config_types", "kvstored.config_report"],
     "reporting": ["kvstored.logs", "kvstored.metrics", "kvstored.metrics_export"],
     "rpc": ["kvstored.rpc"],
-    "daemon": ["kvstored.daemon", "kvstored.__main__"],
+    "daemon": ["kvstored.daemon", "kvstored.__main__", "kvstored.notify"],
+    # Stands alone: the supervisor holds the memory of the tier, so it is small and does nothing else.
+    "supervisor": ["kvstored.descriptor_store", "kvstored.supervise", "kvstored.offspring"],
     "testing": ["kvstored.testing"],
     "client": ["kvstored_client"],
     "ctl": ["kvstored_client.ctl"],
@@ -60,6 +62,7 @@ MAY_IMPORT = {
     "reporting": {"settings", "tier words", "common", "proto"},
     "rpc": {"store", "catalogue", "tier words", "settings", "reporting", "common", "proto"},
     "daemon": set(LAYERS) - {"client", "ctl", "testing"},
+    "supervisor": set(),
     "testing": set(LAYERS),
     "client": {"proto"},
     "ctl": {"client", "proto", "policy"},
