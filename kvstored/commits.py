@@ -12,12 +12,12 @@ import ctypes
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
-from kvstored.catalog import Entry, Space
+from kvstored.catalog import DEAD, Entry, Space
 from kvstored.device import memory
 from kvstored.errors import InvalidArgument
 from kvstored.keys import BLOCKS_PER_CALL_MAX
 from kvstored.leases import Reservation, Session
-from kvstored.outcomes import HIT, MISS
+from kvstored.outcomes import HIT, MISS, NOT_DURABLE
 from kvstored.parts import Parts
 from kvstored.writes import Reserved, Writes
 
@@ -40,7 +40,10 @@ class Commits:
     def commit(
         self, session: Session, reservation_id: int, indices: Sequence[int], offsets: Sequence[int]
     ) -> bytes | Awaitable[bytes]:
-        """Copy blocks from staging into their slots and make them readable: HIT, or MISS where one was deleted."""
+        """Copy blocks from staging into their slots and make them readable: HIT, or MISS where one was deleted.
+
+        Of a durable reservation, when they are on NVMe too, or NOT_DURABLE; they are readable before.
+        """
         reservation = session.reservation(reservation_id)
         if len(indices) != len(offsets) or not 0 < len(indices) <= BLOCKS_PER_CALL_MAX:
             raise InvalidArgument("commit needs one staging offset per index, and at least one")
@@ -70,7 +73,10 @@ class Commits:
         total = sum(entry.size_bytes for entry in entries)
         reservation.copying += 1
         if total <= INLINE_COPY_BYTES:
-            return self._finish(session, reservation, indices, entries, memory.copy_and_hash_many(copies))
+            outcomes = self._publish(session, reservation, indices, entries, memory.copy_and_hash_many(copies))
+            if reservation.durable:
+                return asyncio.shield(self._persisted(session, reservation, entries, outcomes))
+            return self._finish(session, reservation, outcomes)
         staging = session.staging
         if staging is not None:
             staging.hold()
@@ -99,16 +105,33 @@ class Commits:
         hashes = await self._copy_in_threads(copies, total_bytes)
         if session.staging is not None:
             session.staging.unhold()
-        return self._finish(session, reservation, indices, entries, hashes)
+        outcomes = self._publish(session, reservation, indices, entries, hashes)
+        if reservation.durable:
+            return await self._persisted(session, reservation, entries, outcomes)
+        return self._finish(session, reservation, outcomes)
 
-    def _finish(
+    async def _persisted(
+        self, session: Session, reservation: Reservation, entries: Sequence[Entry], outcomes: bytearray
+    ) -> bytes:
+        """Wait until what was put is on NVMe; the reservation lasts as long, and its chain is touched after it."""
+        put = [index for index, outcome in enumerate(outcomes) if outcome == HIT]
+        try:
+            durable = await self._writes.durability.persist([entries[index] for index in put])
+            for index, ok in zip(put, durable, strict=True):
+                if not ok:
+                    outcomes[index] = MISS if entries[index].state == DEAD else NOT_DURABLE
+        finally:
+            self._finish(session, reservation, outcomes)
+        return bytes(outcomes)
+
+    def _publish(
         self,
         session: Session,
         reservation: Reservation,
         indices: Sequence[int],
         entries: Sequence[Entry],
         content_hashes: Sequence[bytes],
-    ) -> bytes:
+    ) -> bytearray:
         outcomes = bytearray()
         for index, entry, content_hash in zip(indices, entries, content_hashes, strict=True):
             outcomes.append(HIT if self._room.publish(entry, content_hash) else MISS)
@@ -117,6 +140,9 @@ class Commits:
         self._counters["put_blocks"] += put
         self._counters["put_bytes"] += sum(entry.size_bytes for entry in entries)
         self._parts.stats[session.caller.tenant].blocks_put += put
+        return outcomes
+
+    def _finish(self, session: Session, reservation: Reservation, outcomes: bytearray) -> bytes:
         reservation.copying -= 1
         self._writes.settle(session, reservation)
         return bytes(outcomes)

@@ -255,6 +255,7 @@ class Daemon:
             for task in (flushing, hurry):
                 task.cancel()
             await asyncio.wait([flushing, hurry])
+        await self.context.store.writes.durability.drained()
         await below.promoter.drained()
         await below.tier.close()
 

@@ -55,11 +55,12 @@ class Reservation(msgspec.Struct, eq=False):
     parent: bytes
     open: dict[int, Entry]
     done: dict[int, Entry]
+    durable: bool = False  # a commit is answered when its blocks are on NVMe
     copying: int = 0
 
     @property
     def finished(self) -> bool:
-        """Nothing is left to commit and no copy runs."""
+        """Nothing is left to commit and no commit is under way."""
         return not self.open and not self.copying
 
 
@@ -86,6 +87,7 @@ class Session:
         self.last_seen_s = now
         self.ended = False
         self.spaces: dict[int, Space] = {}
+        self.durable: set[int] = set()  # handles of spaces whose puts are to be durable
         self.reservations: dict[int, Reservation] = {}
         self.prefetches: set[int] = set()
         self.staging: Staging | None = None
@@ -194,15 +196,17 @@ class Sessions:
         """By the id that only its client knows."""
         return self._by_id.get(session_id)
 
-    def add_space(self, session: Session, space: Space) -> int:
-        """A handle for a space; the same for the same space. Raises LimitExceeded."""
+    def add_space(self, session: Session, space: Space, *, durable: bool = False) -> int:
+        """A handle for a space; the same for the same space and durability. Raises LimitExceeded."""
         for handle, known in session.spaces.items():
-            if known is space:
+            if known is space and durable == (handle in session.durable):
                 return handle
         if len(session.spaces) >= self._max_namespaces:
             raise LimitExceeded(f"{self._max_namespaces} namespaces are open in this session")
         handle = len(session.spaces) + 1
         session.spaces[handle] = space
+        if durable:
+            session.durable.add(handle)
         return handle
 
     def __iter__(self) -> Iterator[Session]:

@@ -166,24 +166,32 @@ class Mover:
 
     # ---- writing ----
 
-    async def _demote(self, entries: list[Entry], *, evict: bool) -> int:
-        """Write held blocks below and end their hold; with `evict` their slots become free."""
+    async def write(self, entries: list[Entry]) -> set[int]:
+        """Write held blocks below whatever admission says, and end their hold; they come parents first.
+
+        Returns the identities of those that are below, durably; one that is there already is not written again.
+        """
+        await self.past(entries)  # who is writing one of them shares the result
+        return await self._demote(entries, evict=False, admit=False)
+
+    async def _demote(self, entries: list[Entry], *, evict: bool, admit: bool = True) -> set[int]:
+        """Write held blocks below and end their hold; with `evict`, coldest first, and their slots become free."""
         self._moving.update(map(id, entries))
         try:
-            return await self._write(entries, evict=evict)
+            return await self._write(entries, evict=evict, admit=admit)
         finally:
             self._moving.subtract(map(id, entries))
             self._moving += Counter()  # drops what is at zero
             self._moved.set()
             self._moved = asyncio.Event()
 
-    async def _write(self, entries: list[Entry], *, evict: bool) -> int:
+    async def _write(self, entries: list[Entry], *, evict: bool, admit: bool) -> set[int]:
         self.moving_blocks += len(entries)
         now = self._clock.monotonic()
         done: set[int] = set()
         try:
             for tenant, group in groupby(entries, key=lambda entry: entry.pool.space.tenant):
-                chunk = [entry for entry in group if self._admission.admit(entry.size_bytes, now)]
+                chunk = [entry for entry in group if not admit or self._admission.admit(entry.size_bytes, now)]
                 results = await self._below.store(tenant, [self._as_store(entry) for entry in chunk])
                 done.update(id(entry) for entry, ok in zip(chunk, results, strict=True) if ok)
         finally:
@@ -191,7 +199,7 @@ class Mover:
             deleted = [entry for entry in entries if entry.state == DEAD and id(entry) in done]
             self._finish(entries, done, evict=evict)
         await self._delete(deleted)
-        return len(done)
+        return done
 
     def _as_store(self, entry: Entry) -> Store:
         return Store(
@@ -206,8 +214,8 @@ class Mover:
     def _finish(self, entries: list[Entry], done: set[int], *, evict: bool) -> None:
         for entry in entries:
             entry.below = entry.below or id(entry) in done
-        # Chain order is unknown here; coldest first keeps the order that they had.
-        self._room.unhold(entries[::-1])
+        # The touch that ends a hold keeps the order that they had: who evicts gives the coldest first.
+        self._room.unhold(entries[::-1] if evict else entries)
         if evict:
             self._room.evict([e for e in entries if e.state == READY and not e.holds and e.below], "demoted")
         self._counters["demoted_blocks"] += len(done)
@@ -235,7 +243,7 @@ class Mover:
         for entries in self._dirty_steps():
             if entries and self._clock.monotonic() <= end_s and self.takes_blocks():
                 self._catalog.hold(entries)
-                written += await self._demote(entries, evict=False)
+                written += len(await self._demote(entries, evict=False))
             left += sum(entry.state == READY and not entry.below for entry in entries)
             await asyncio.sleep(0)
         return written, left

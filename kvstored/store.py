@@ -96,9 +96,16 @@ class Store:
 
     # ---- namespaces ----
 
-    async def open_namespace(self, session: Session, spec: pb.NamespaceSpec) -> tuple[int, Space, bytes]:
-        """A handle, the space behind it, and the chain seed. Raises InvalidArgument or LimitExceeded."""
+    async def open_namespace(
+        self, session: Session, spec: pb.NamespaceSpec, *, durable: bool = False
+    ) -> tuple[int, Space, bytes]:
+        """A handle, the space behind it, and the chain seed. Puts by a `durable` handle wait for NVMe.
+
+        Raises InvalidArgument, LimitExceeded, or FailedPrecondition where there is no NVMe to be durable on.
+        """
         tenant = session.caller.tenant
+        if durable:
+            self.writes.durability.check()
         encoding = wire.encode(tenant, spec)
         if not spec.model:
             raise InvalidArgument("a namespace needs a model: blocks of unnamed models cannot be told apart")
@@ -109,7 +116,7 @@ class Store:
         if not known and len(self.parts.catalog.spaces) >= NAMESPACES_MAX:
             raise LimitExceeded(f"{NAMESPACES_MAX} namespaces are known: restart the daemon to forget unused ones")
         space = self.parts.catalog.space(Namespace(tenant, digest, encoding, wire.fields(spec)))
-        handle = self.parts.sessions.add_space(session, space)
+        handle = self.parts.sessions.add_space(session, space, durable=durable)
         if not known and self.parts.below is not None:
             await self.parts.below.tier.remember_namespace(tenant, digest, encoding, space.namespace.fields)
         return handle, space, wire.chain_seed(tenant, spec)

@@ -14,11 +14,12 @@ from typing import Final
 import msgspec
 
 from kvstored.catalog import DEAD, READY, WRITING, Entry, Space
+from kvstored.durability import Durability
 from kvstored.errors import InvalidArgument, LimitExceeded
 from kvstored.history import Gone
 from kvstored.keys import BLOCK_BYTES_MAX, BLOCKS_PER_CALL_MAX, slot_bytes
 from kvstored.leases import Reservation, Session
-from kvstored.outcomes import HIT, MISS, NO_ROOM, PENDING, RESERVED, THROTTLED
+from kvstored.outcomes import HIT, MISS, NO_ROOM, NOT_DURABLE, PENDING, RESERVED, THROTTLED
 from kvstored.parts import Parts
 
 RETRY_AFTER_MS: Final = 5
@@ -42,6 +43,7 @@ class Chain(msgspec.Struct, frozen=True):
     hashes: Sequence[bytes]
     sizes: Sequence[int]
     parent: bytes
+    durable: bool = False
 
     def check(self) -> None:
         """Raises InvalidArgument where it makes no sense."""
@@ -72,6 +74,7 @@ class Writes:
         self._below = parts.below
         self._limits = parts.limits
         self._counters = parts.counters
+        self.durability = Durability(parts)
         self.draining = False
 
     # ---- reserve ----
@@ -84,11 +87,18 @@ class Writes:
         sizes: Sequence[int],
         parent: bytes,
         wait_s: float,
+        *,
+        durable: bool = False,
     ) -> Reserved | Awaitable[Reserved]:
-        """Slots for the blocks of a chain that are not stored yet, as many as there is room for."""
-        chain = Chain(session, space, hashes, sizes, parent)
+        """Slots for the blocks of a chain that are not stored yet, as many as there is room for.
+
+        A `durable` one calls a hit only what is on NVMe, and brings there first what is in DRAM alone.
+        """
+        chain = Chain(session, space, hashes, sizes, parent, durable)
         chain.check()
         session.check_may_write()
+        if durable:
+            self.durability.check()
         if self.draining:
             return Reserved(0, bytearray([THROTTLED]) * len(hashes), DRAIN_RETRY_AFTER_MS)
         if len(session.reservations) >= self._limits.reservations_per_session:
@@ -112,6 +122,8 @@ class Writes:
                 if chain.session.ended:
                     return self._refused(len(chain.hashes), MISS)
                 self._plan(chain, reserved, stored)
+                if chain.durable:
+                    await self._persist_hits(chain, reserved, piece, stored)
                 await asyncio.sleep(0)
             left_s = end_s - self._parts.clock.monotonic()
             if self._below is None or THROTTLED not in reserved.outcomes:
@@ -122,6 +134,18 @@ class Writes:
                 return reserved
             # Nothing was given, so nothing is held while waiting.
             await self._below.mover.room_freed(left_s)
+
+    async def _persist_hits(self, chain: Chain, reserved: Reserved, piece: Sequence[bytes], stored: set[bytes]) -> None:
+        start = len(reserved.outcomes) - len(piece)
+        hits = [
+            start + place
+            for place, hash_ in enumerate(piece)
+            if reserved.outcomes[start + place] == HIT and hash_ not in stored
+        ]
+        durable = await self.durability.persist_hashes(chain.space, [chain.hashes[index] for index in hits])
+        for index, ok in zip(hits, durable, strict=True):
+            if not ok:
+                reserved.outcomes[index] = NOT_DURABLE
 
     async def _stored_below(self, space: Space, hashes: Sequence[bytes]) -> set[bytes]:
         if self._below is None:
@@ -185,7 +209,7 @@ class Writes:
         session, space = chain.session, chain.space
         if not reserved.reservation_id:
             reserved.reservation_id = self._parts.sessions.new_id()
-            reservation = Reservation(reserved.reservation_id, space, chain.parent, {}, {})
+            reservation = Reservation(reserved.reservation_id, space, chain.parent, {}, {}, chain.durable)
             session.reservations[reserved.reservation_id] = reservation
         opened, hashes, sizes = session.reservation(reserved.reservation_id).open, chain.hashes, chain.sizes
         for index, slot in zip(wanted, slots, strict=True):

@@ -15,7 +15,7 @@ from kvstored_client.blocks import Blocks
 from kvstored_client.core import Core, Settings, socket_path
 from kvstored_client.errors import KVStoredClientError
 from kvstored_client.loop import LoopDriver
-from kvstored_client.namespace import Namespace
+from kvstored_client.namespace import Durability, Namespace
 from kvstored_client.results import ClientStats, LookupResult, Outcome, PrefetchStatus, PutResult
 from kvstored_client.staged import Reserved, Staged, commit_staged
 
@@ -147,9 +147,9 @@ class AsyncClient:
 
     # ---- verbs ----
 
-    def namespace(self, spec: NamespaceSpec) -> Namespace:
+    def namespace(self, spec: NamespaceSpec, *, durability: Durability = "memory") -> Namespace:
         """A handle on a namespace, opened by the first verb that uses it; chains can be made once a session is open."""
-        return Namespace(spec, self._core.tenant)
+        return Namespace(spec, self._core.tenant, durability=durability)
 
     async def open(self, namespace: Namespace) -> bool:
         """Learn the namespace's digest and chain seed now; False where the daemon does not answer."""
@@ -202,9 +202,12 @@ class AsyncClient:
         wait_s: float = 0.0,
         *,
         block_bytes: int = 0,
+        durability: Durability | None = None,
     ) -> PutResult:
         """See `Client.put`. The buffers must stay as they are until it returns."""
-        return await self._driver.run(requests.put(self._core, namespace, hashes, buffers, parent, wait_s, block_bytes))
+        return await self._driver.run(
+            requests.put(self._core, namespace, hashes, buffers, parent, wait_s, block_bytes, durability)
+        )
 
     def stage(
         self,
@@ -213,9 +216,11 @@ class AsyncClient:
         block_bytes: int,
         parent: bytes = b"",
         wait_s: float = 0.0,
+        *,
+        durability: Durability | None = None,
     ) -> Held[AsyncStagedPut]:
         """See `Client.stage`: `async with client.stage(...) as staged`, then `await staged.commit()`."""
-        reserving = requests.stage(self._core, namespace, hashes, block_bytes, parent, wait_s)
+        reserving = requests.stage(self._core, namespace, hashes, block_bytes, parent, wait_s, durability)
 
         async def opening() -> AsyncStagedPut:
             return AsyncStagedPut(self._driver, await self._driver.data(reserving, (None, [])), len(hashes))

@@ -16,7 +16,7 @@ from kvstored_client.core import Core, Settings, socket_path
 from kvstored_client.driver import ThreadDriver
 from kvstored_client.errors import KVStoredClientError
 from kvstored_client.handles import Prefetch, StagedPut
-from kvstored_client.namespace import Namespace
+from kvstored_client.namespace import Durability, Namespace
 from kvstored_client.results import ClientStats, LookupResult, Outcome, PutResult
 
 R = TypeVar("R", bound=Message)
@@ -110,9 +110,12 @@ class Client:
 
     # ---- verbs ----
 
-    def namespace(self, spec: NamespaceSpec) -> Namespace:
-        """A handle on a namespace. The daemon is asked when it is first needed, and again after each reconnect."""
-        return Namespace(spec, self._core.tenant, self._open_namespace)
+    def namespace(self, spec: NamespaceSpec, *, durability: Durability = "memory") -> Namespace:
+        """A handle on a namespace. The daemon is asked when it is first needed, and again after each reconnect.
+
+        `durability`: of puts by this handle that do not say; see `put`.
+        """
+        return Namespace(spec, self._core.tenant, self._open_namespace, durability)
 
     def lookup(self, namespaces: Namespace | Sequence[Namespace], hashes: Sequence[bytes]) -> LookupResult:
         """How many leading blocks are stored, and where; of several namespaces, what all of them have."""
@@ -165,6 +168,7 @@ class Client:
         wait_s: float = 0.0,
         *,
         block_bytes: int = 0,
+        durability: Durability | None = None,
     ) -> PutResult:
         """Store consecutive blocks of a chain; readable when this returns.
 
@@ -175,8 +179,14 @@ class Client:
             parent: hash of the block before the first; empty where the sequence starts here.
             wait_s: how long to wait and try again where the daemon has no room at the moment.
             block_bytes: size of a block in a contiguous buffer; 0: its size divided by the blocks.
+            durability: "memory": done when the blocks are in DRAM. "nvme": when they are on NVMe too, synced, and
+                will be there after the daemon or the machine died, unless evicted; the call may take up to 10 s
+                more on a slow drive. Blocks for which it cannot be had are refused as NOT_DURABLE, and a daemon
+                without NVMe refuses all. None: as the namespace has it.
         """
-        return self._driver.run(requests.put(self._core, namespace, hashes, buffers, parent, wait_s, block_bytes))
+        return self._driver.run(
+            requests.put(self._core, namespace, hashes, buffers, parent, wait_s, block_bytes, durability)
+        )
 
     def stage(
         self,
@@ -185,9 +195,14 @@ class Client:
         block_bytes: int,
         parent: bytes = b"",
         wait_s: float = 0.0,
+        *,
+        durability: Durability | None = None,
     ) -> StagedPut:
-        """Reserve blocks and get the memory to write them to: `with client.stage(...) as staged`."""
-        reserving = requests.stage(self._core, namespace, hashes, block_bytes, parent, wait_s)
+        """Reserve blocks and get the memory to write them to: `with client.stage(...) as staged`.
+
+        `durability`: of the commit, as in `put`.
+        """
+        reserving = requests.stage(self._core, namespace, hashes, block_bytes, parent, wait_s, durability)
         return StagedPut(self._driver, self._driver.data(reserving, (None, [])), len(hashes))
 
     def prefetch(

@@ -71,7 +71,7 @@ class Connection:
         self.page: SessionPage | None = None
         self.segments = Segments(self._segment_dropped)
         self.opened = pb.OpenSessionReply()
-        self.namespaces: dict[bytes, pb.OpenNamespaceReply] = {}
+        self.namespaces: dict[tuple[bytes, str], pb.OpenNamespaceReply] = {}
         self.frames_received = 0
         self.late_replies = 0
         self.before_close: Callable[[], None] | None = None  # the event loop stops watching

@@ -194,7 +194,7 @@ class Core:
         request = pb.OpenSessionRequest(
             protocol_min=frames.PROTOCOL_MIN,
             protocol_max=frames.PROTOCOL_MAX,
-            features=[page.FEATURE],
+            features=[page.FEATURE, "durability"],
             client_name=settings.name or f"python-{os.getpid()}",
             client_version=VERSION,
             token=settings.token,

@@ -11,7 +11,7 @@ from kvstored_client.blocks import Blocks
 from kvstored_client.core import Core
 from kvstored_client.effects import Verb
 from kvstored_client.keys import HASH_BYTES_MAX, Packed, pack
-from kvstored_client.namespace import Namespace, as_list
+from kvstored_client.namespace import Durability, Namespace, as_list, check_durability
 from kvstored_client.results import LookupResult, Outcome, PutResult
 
 T = TypeVar("T")
@@ -73,25 +73,36 @@ def put(
     parent: bytes,
     wait_s: float,
     block_bytes: int,
+    durability: Durability | None,
 ) -> Verb[PutResult]:
     """See `Client.put`."""
+    if durability is not None:
+        check_durability(durability)
     packed = _chain_of(hashes, parent)
     if not packed.length:
         return _nothing(PutResult())
     source = memory.spans_of(buffers, packed.length, block_bytes, writable=False)
-    return writing.put(core, _one(namespace), packed, source, parent, wait_s)
+    return writing.put(core, _one(namespace), packed, source, parent, wait_s, durability)
 
 
 def stage(
-    core: Core, namespace: Namespace, hashes: Sequence[bytes], block_bytes: int, parent: bytes, wait_s: float
+    core: Core,
+    namespace: Namespace,
+    hashes: Sequence[bytes],
+    block_bytes: int,
+    parent: bytes,
+    wait_s: float,
+    durability: Durability | None,
 ) -> Verb[staged.Reserved]:
     """See `Client.stage`."""
+    if durability is not None:
+        check_durability(durability)
     packed = _chain_of(hashes, parent)
     if block_bytes <= 0:
         raise ValueError(f"block_bytes is {block_bytes}: a block has at least one byte")
     if not packed.length:
         return _nothing((None, []))
-    return staged.reserve_staged(core, _one(namespace), packed, block_bytes, parent, wait_s)
+    return staged.reserve_staged(core, _one(namespace), packed, block_bytes, parent, wait_s, durability)
 
 
 def prefetch(

@@ -17,6 +17,7 @@ class Outcome(enum.IntEnum):
     THROTTLED = 3  # the daemon protects itself: treat as a miss, it is not one
     NO_ROOM = 4  # no room, and waiting will not help
     RESERVED = 5  # a slot is held for this block until commit or abort
+    NOT_DURABLE = 6  # readable, but not on NVMe as its put asked
 
 
 # A newer daemon's outcome that this client does not know is a miss.
@@ -52,14 +53,16 @@ class PutResult:
     stored: int = 0  # written by this call
     existing: int = 0  # were there already
     pending: int = 0  # another session is writing them
-    refused: int = 0  # no room, throttled, or no daemon
+    refused: int = 0  # no room, throttled, not durable as asked, or no daemon
     outcomes: list[Outcome] = field(default_factory=list)
+    durable: int = 0  # of stored and existing: known to be on NVMe; all of them, or none where it was not asked for
 
     @classmethod
-    def of(cls, final: Sequence[Outcome], stored: int) -> PutResult:
+    def of(cls, final: Sequence[Outcome], stored: int, *, durable: bool = False) -> PutResult:
         """Counts from the final outcomes, `stored` of whose hits this call wrote."""
         hits, pending = final.count(Outcome.HIT), final.count(Outcome.PENDING)
-        return cls(stored, hits - stored, pending, len(final) - hits - pending, list(final))
+        refused = len(final) - hits - pending
+        return cls(stored, hits - stored, pending, refused, list(final), hits if durable else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from kvstored_client.core import Core
 from kvstored_client.effects import Verb
 from kvstored_client.errors import KVStoredClientError
 from kvstored_client.keys import Packed
-from kvstored_client.namespace import Namespace
+from kvstored_client.namespace import Durability, Namespace
 from kvstored_client.results import Outcome, PutResult
 from kvstored_client.writing import Batch, Reservation, batches, collect, place, reserve, start_commit
 
@@ -91,11 +91,17 @@ def _abort(reservation: Reservation | None, parts: Sequence[Batch]) -> None:
 
 
 def reserve_staged(
-    core: Core, namespace: Namespace, hashes: Packed, block_bytes: int, parent: bytes, wait_s: float
+    core: Core,
+    namespace: Namespace,
+    hashes: Packed,
+    block_bytes: int,
+    parent: bytes,
+    wait_s: float,
+    durability: Durability | None,
 ) -> Verb[Reserved]:
     """Reserve, and find room in the ring. Blocks for which it has none are given back as NO_ROOM."""
     sizes_bytes = [block_bytes] * hashes.length
-    reservation = yield from reserve(core, namespace, hashes, sizes_bytes, parent, wait_s)
+    reservation = yield from reserve(core, namespace, hashes, sizes_bytes, parent, wait_s, durability)
     parts: list[Batch] = []
     placed = False
     try:
@@ -136,4 +142,4 @@ def commit_staged(core: Core, staged: Staged) -> Verb[PutResult]:
             reservation.ring.give_back(part.region)
         core.stats.blocks_stored += reservation.stored
         core.stats.bytes_stored += reservation.stored_bytes
-    return staged.finished(PutResult.of(reservation.final, reservation.stored))
+    return staged.finished(PutResult.of(reservation.final, reservation.stored, durable=reservation.durable))

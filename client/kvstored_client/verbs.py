@@ -28,6 +28,7 @@ from kvstored_client.slots import BYTES_PER_BLOCK, Slots
 
 R = TypeVar("R", bound=Message)
 _FAILED_PRECONDITION: Final = 9
+DURABILITY: Final = "durability"  # the feature
 _REPLY_BYTES_MAX: Final = frames.MAX_BODY_BYTES - 4096  # the slots of a get must fit in one frame
 
 
@@ -43,6 +44,9 @@ def namespace_ids(core: Core, connection: Connection, namespaces: Sequence[Names
         reply = connection.namespaces.get(namespace.key)
         if reply is None:
             request = pb.OpenNamespaceRequest(spec=namespace.spec)
+            if namespace.durability == "nvme":
+                check_knows_durability(connection)
+                request.durability = pb.DURABILITY_NVME
             reply = yield from call(
                 connection, pb.OPERATION_OPEN_NAMESPACE, request, pb.OpenNamespaceReply, core.timeout_s()
             )
@@ -50,6 +54,12 @@ def namespace_ids(core: Core, connection: Connection, namespaces: Sequence[Names
         namespace.reply = reply
         ids.append(reply.namespace_id)
     return ids
+
+
+def check_knows_durability(connection: Connection) -> None:
+    """Raises Refused where the daemon would take a durable put for a plain one."""
+    if DURABILITY not in connection.opened.features:
+        raise Refused(_FAILED_PRECONDITION, "the daemon does not know durable puts: update it, or use memory")
 
 
 def open_namespace(core: Core, namespace: Namespace) -> Verb[None]:

@@ -22,13 +22,17 @@ from kvstored_client.core import Core
 from kvstored_client.effects import CONNECT, Sleep, Verb, Work, call, finish
 from kvstored_client.errors import KVStoredClientError, Unavailable
 from kvstored_client.keys import Packed
-from kvstored_client.namespace import Namespace
+from kvstored_client.namespace import Durability, Namespace
 from kvstored_client.results import Outcome, PutResult, outcomes
 from kvstored_client.staging import Region, StagingRing, aligned
-from kvstored_client.verbs import check_seeded, leading, milliseconds, namespace_ids
+from kvstored_client.verbs import check_knows_durability, check_seeded, leading, milliseconds, namespace_ids
 
 BATCH_BYTES: Final = 4 << 20  # two of them in flight stay in cache until the daemon has taken them
 COMMITS_IN_FLIGHT: Final = 2
+DURABLE_COMMITS_IN_FLIGHT: Final = 16  # they wait for NVMe, and those that wait together share one write there
+DURABLE_TIMEOUT_S: Final = 10.0  # on top of the usual: what a slow drive may take
+_DURABLE_PAUSE_S: Final = 0.05
+_DURABILITIES: Final = {None: pb.DURABILITY_UNSPECIFIED, "memory": pb.DURABILITY_MEMORY, "nvme": pb.DURABILITY_NVME}
 _PAUSE_MIN_S: Final = 0.001
 _PAUSE_MAX_S: Final = 0.05
 
@@ -51,6 +55,7 @@ class Reservation:
     sizes_bytes: Sequence[int]
     final: list[Outcome]
     retry_after_s: float = 0.0
+    durable: bool = False
     stored: int = 0
     stored_bytes: int = 0
     in_flight: deque[tuple[Ticket, Batch]] = field(default_factory=deque)
@@ -90,10 +95,14 @@ def reserve(
     sizes_bytes: Sequence[int],
     parent: bytes,
     wait_s: float,
+    durability: Durability | None,
 ) -> Verb[Reservation]:
-    """Ask for slots, for no more blocks than one call carries."""
+    """Ask for slots, for no more blocks than one call carries. Raises Refused where durability cannot be had."""
     check_seeded(hashes)
     connection = yield CONNECT
+    durable = (durability or namespace.durability) == "nvme"
+    if durable:
+        check_knows_durability(connection)
     (namespace_id,) = yield from namespace_ids(core, connection, [namespace])
     equal = min(sizes_bytes) == max(sizes_bytes)
     request = pb.ReserveRequest(
@@ -104,15 +113,16 @@ def reserve(
         block_bytes=sizes_bytes[0] if equal else 0,
         sizes_bytes=() if equal else sizes_bytes,
         wait_ms=milliseconds(wait_s),
+        durability=_DURABILITIES[durability],
     )
     late = partial(_abort_late, connection)
-    reply = yield from call(connection, pb.OPERATION_RESERVE, request, pb.ReserveReply, core.timeout_s(wait_s), late)
+    limit_s = core.timeout_s(wait_s) + (DURABLE_TIMEOUT_S if durable else 0.0)
+    reply = yield from call(connection, pb.OPERATION_RESERVE, request, pb.ReserveReply, limit_s, late)
     if len(reply.outcomes) != hashes.length:
         _abort_late(connection, reply.SerializeToString())
         raise Unavailable(f"{len(reply.outcomes)} outcomes for {hashes.length} blocks")
-    return Reservation(
-        connection, reply.reservation_id, sizes_bytes, outcomes(reply.outcomes), reply.retry_after_ms / 1000.0
-    )
+    final, retry_after_s = outcomes(reply.outcomes), reply.retry_after_ms / 1000.0
+    return Reservation(connection, reply.reservation_id, sizes_bytes, final, retry_after_s, durable)
 
 
 def _abort_late(connection: Connection, body: bytes) -> None:
@@ -166,9 +176,10 @@ def start_commit(reservation: Reservation, batch: Batch) -> None:
 
 def collect(core: Core, reservation: Reservation, at_most: int) -> Verb[None]:
     """Wait until no more than `at_most` commits are in flight."""
+    limit_s = core.timeout_s() + (DURABLE_TIMEOUT_S if reservation.durable else 0.0)
     while len(reservation.in_flight) > at_most:
         ticket, batch = reservation.in_flight.popleft()
-        reply = yield from finish(reservation.connection, ticket, pb.CommitReply, core.timeout_s())
+        reply = yield from finish(reservation.connection, ticket, pb.CommitReply, limit_s)
         for i, each in zip(batch.indices, outcomes(reply.outcomes), strict=False):
             reservation.final[i] = each
             if each is Outcome.HIT:
@@ -182,19 +193,27 @@ def collect(core: Core, reservation: Reservation, at_most: int) -> Verb[None]:
 @dataclass(slots=True)
 class _Progress:
     final: list[Outcome]
+    durability: Durability | None
     stored: int = 0
 
 
 def put(
-    core: Core, namespace: Namespace, hashes: Packed, source: memory.Spans, parent: bytes, wait_s: float
+    core: Core,
+    namespace: Namespace,
+    hashes: Packed,
+    source: memory.Spans,
+    parent: bytes,
+    wait_s: float,
+    durability: Durability | None,
 ) -> Verb[PutResult]:
     """Store blocks. What was stored before a failure counts; the rest is refused."""
-    progress = _Progress([Outcome.MISS] * hashes.length)
+    progress = _Progress([Outcome.MISS] * hashes.length, durability)
     try:
         yield from _put_parts(core, namespace, hashes, source, parent, wait_s, progress)
     except KVStoredClientError as error:
         core.failed_open(error)
-    return PutResult.of(progress.final, progress.stored)
+    durable = (durability or namespace.durability) == "nvme"
+    return PutResult.of(progress.final, progress.stored, durable=durable)
 
 
 def _put_parts(
@@ -215,7 +234,8 @@ def _put_parts(
         end = start + part.length
         left_s = max(0.0, deadline_s - time.monotonic())
         before = hashes.one(start - 1) if start else parent
-        reservation = yield from reserve(core, namespace, part, source.sizes_bytes[start:end], before, left_s)
+        sizes_bytes, durability = source.sizes_bytes[start:end], progress.durability
+        reservation = yield from reserve(core, namespace, part, sizes_bytes, before, left_s, durability)
         try:
             yield from _fill(core, reservation, source.addresses[start:end])
         finally:
@@ -224,22 +244,21 @@ def _put_parts(
             progress.stored += reservation.stored
             core.stats.blocks_stored += reservation.stored
             core.stats.bytes_stored += reservation.stored_bytes
-        again = _first_throttled(core, reservation)
+        again = _first_to_retry(core, reservation)
         if again is None:
             start = end
             continue
-        pause_s = max(_PAUSE_MIN_S, reservation.retry_after_s)
+        pause_s = max(_DURABLE_PAUSE_S if reservation.durable else _PAUSE_MIN_S, reservation.retry_after_s)
         if time.monotonic() + pause_s > deadline_s:
             return
         yield Sleep(pause_s)
         start += again
 
 
-def _first_throttled(core: Core, reservation: Reservation) -> int | None:
-    if Outcome.THROTTLED not in reservation.final:
-        return None
-    core.stats.throttled += 1
-    return reservation.final.index(Outcome.THROTTLED)
+def _first_to_retry(core: Core, reservation: Reservation) -> int | None:
+    final = reservation.final
+    core.stats.throttled += Outcome.THROTTLED in final
+    return next((i for i, each in enumerate(final) if each in (Outcome.THROTTLED, Outcome.NOT_DURABLE)), None)
 
 
 def _fill(core: Core, reservation: Reservation, addresses: Sequence[int]) -> Verb[None]:
@@ -248,6 +267,7 @@ def _fill(core: Core, reservation: Reservation, addresses: Sequence[int]) -> Ver
     if not reserved:
         return
     ring = reservation.ring
+    in_flight = DURABLE_COMMITS_IN_FLIGHT if reservation.durable else COMMITS_IN_FLIGHT
     for indices in batches(reserved, reservation.sizes_bytes, ring):
         batch = yield from _room(core, reservation, indices)
         if batch is None:
@@ -262,7 +282,7 @@ def _fill(core: Core, reservation: Reservation, addresses: Sequence[int]) -> Ver
             if not copied:
                 ring.give_back(batch.region)
         start_commit(reservation, batch)
-        yield from collect(core, reservation, COMMITS_IN_FLIGHT - 1)
+        yield from collect(core, reservation, in_flight - 1)
     yield from collect(core, reservation, 0)
 
 

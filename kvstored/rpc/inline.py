@@ -2,45 +2,84 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Final
 
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored import keys
+from kvstored.catalog import Space
+from kvstored.durability import BATCH_BLOCKS_MAX, BATCH_BYTES_MAX
 from kvstored.errors import InvalidArgument
 from kvstored.leases import Lease, Session
+from kvstored.outcomes import HIT, NOT_DURABLE
 from kvstored.reads import Held
 from kvstored.rpc.context import Context
+from kvstored.rpc.operations import wants_durable
 from kvstored.rpc.uncancelled import to_its_end
 
 CHUNK_BYTES_MAX: Final = 1 << 20
 PUT_WAIT_S: Final = 1.0
 
 
+class _Unsynced:
+    """Blocks of a stream that are in DRAM and still to be made durable, many together."""
+
+    def __init__(self, context: Context, outcomes: bytearray) -> None:
+        self._durability = context.store.writes.durability
+        self._outcomes = outcomes
+        self._blocks: defaultdict[Space, list[tuple[int, bytes]]] = defaultdict(list)
+        self._count = self._bytes = 0
+
+    async def add(self, space: Space, hash_: bytes, size_bytes: int) -> None:
+        """Note the block that the last outcome is of."""
+        self._blocks[space].append((len(self._outcomes) - 1, hash_))
+        self._count += 1
+        self._bytes += size_bytes
+        if self._count >= BATCH_BLOCKS_MAX or self._bytes >= BATCH_BYTES_MAX:
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Wait until they are on NVMe; correct the outcomes of those that are not."""
+        blocks, self._blocks = self._blocks, defaultdict(list)
+        self._count = self._bytes = 0
+        for space, listed in blocks.items():
+            durable = await self._durability.persist_hashes(space, [hash_ for _, hash_ in listed])
+            for (index, _), ok in zip(listed, durable, strict=True):
+                if not ok:
+                    self._outcomes[index] = NOT_DURABLE
+
+
 async def put(context: Context, session: Session, requests: AsyncIterator[pb.PutInlineRequest]) -> pb.PutInlineReply:
     """Store the blocks of a stream, one after the other; one is in memory at a time."""
     outcomes = bytearray()
+    unsynced = _Unsynced(context, outcomes)
     header: pb.PutInlineHeader | None = None
     data = bytearray()
     async for request in requests:
         if request.WhichOneof("part") == "header":
             _check_whole(header, data)
-            header, data = _checked(request.header), bytearray()
+            header, data = _checked(context, session, request.header), bytearray()
         elif header is None:
             raise InvalidArgument("a chunk before any header")
         else:
             _append(header, data, request.chunk)
             if len(data) == header.size_bytes:
                 outcomes.append(await _put_block(context, session, header, data))
+                if outcomes[-1] == HIT and wants_durable(session, header):
+                    await unsynced.add(session.space_of(header.namespace_id), header.hash, header.size_bytes)
     _check_whole(header, data)
+    await unsynced.settle()
     return pb.PutInlineReply(boot_id=context.boot_id, outcomes=bytes(outcomes))
 
 
-def _checked(header: pb.PutInlineHeader) -> pb.PutInlineHeader:
+def _checked(context: Context, session: Session, header: pb.PutInlineHeader) -> pb.PutInlineHeader:
     keys.split_hashes(header.hash, len(header.hash))
     if not 0 < header.size_bytes <= keys.BLOCK_BYTES_MAX:
         raise InvalidArgument(f"size_bytes is {header.size_bytes}: 1 to {keys.BLOCK_BYTES_MAX} are allowed")
+    if wants_durable(session, header):
+        context.store.writes.durability.check()
     return header
 
 

@@ -25,7 +25,7 @@ from kvstored.rpc.context import Context
 from kvstored.writes import Reserved
 
 CLIENT_NAME_MAX: Final = 256  # it stands in every status
-FEATURES: Final = ("prefetch", "groups")
+FEATURES: Final = ("prefetch", "groups", "durability")
 BLOCKS_MAX: Final = 2 * keys.BLOCKS_PER_CALL_MAX  # over all namespaces: 40 bytes each in a get's reply, one frame
 Reply = Message | Awaitable[Message]
 Handler = Callable[[Context, Session, Any], Reply]
@@ -95,7 +95,8 @@ def _close_session(context: Context, session: Session, request: pb.CloseSessionR
 
 
 async def _open_namespace(context: Context, session: Session, request: pb.OpenNamespaceRequest) -> Message:
-    handle, space, seed = await context.store.open_namespace(session, request.spec)
+    durable = request.durability == pb.DURABILITY_NVME
+    handle, space, seed = await context.store.open_namespace(session, request.spec, durable=durable)
     return pb.OpenNamespaceReply(boot_id=context.boot_id, namespace_id=handle, digest=space.digest, chain_seed=seed)
 
 
@@ -222,10 +223,20 @@ def _reserve(context: Context, session: Session, request: pb.ReserveRequest) -> 
     hashes = keys.split_hashes(request.hashes, request.hash_bytes)
     sizes = _sizes(request, len(hashes))
     space = session.space_of(request.namespace_id)
-    reserved = context.store.writes.reserve(session, space, hashes, sizes, request.parent, request.wait_ms / 1000)
+    durable = wants_durable(session, request)
+    reserved = context.store.writes.reserve(
+        session, space, hashes, sizes, request.parent, request.wait_ms / 1000, durable=durable
+    )
     if isinstance(reserved, Reserved):
         return _reserve_reply(context, reserved)
     return _map(reserved, lambda later: _reserve_reply(context, later))
+
+
+def wants_durable(session: Session, request: pb.ReserveRequest | pb.PutInlineHeader) -> bool:
+    """The durability of a put: its own, else the one that its namespace was opened with."""
+    if request.durability == pb.DURABILITY_UNSPECIFIED:
+        return request.namespace_id in session.durable
+    return request.durability == pb.DURABILITY_NVME
 
 
 def _sizes(request: pb.ReserveRequest, count: int) -> Sequence[int]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from kvstored.testing.contract_admin import AdminContract
 from kvstored.testing.contract_blocks import BlockContract
 from kvstored.testing.contract_client import ACME, RIVAL, ROOT, VIEWER
+from kvstored.testing.contract_durability import DurabilityContract
 from kvstored.testing.contract_errors import ErrorContract
 from kvstored.testing.contract_movement import MovementContract
 from kvstored.testing.contract_sessions import SessionContract
@@ -23,5 +24,7 @@ SETTINGS: Final[dict[str, Any]] = {
 }
 
 
-class TransportContract(SessionContract, BlockContract, AdminContract, ErrorContract, MovementContract):
+class TransportContract(
+    SessionContract, BlockContract, AdminContract, ErrorContract, MovementContract, DurabilityContract
+):
     """All of it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from google.protobuf.message import Message
 from kvstored_proto import frames
@@ -111,9 +111,10 @@ def spec(**fields: Any) -> pb.NamespaceSpec:
     return pb.NamespaceSpec(**{"model": "m", "dtype": "bfloat16", "layers": 4, "block_tokens": 16, **fields})
 
 
-async def open_namespace(client: Client, **fields: Any) -> int:
+async def open_namespace(client: Client, durability: int = 0, **fields: Any) -> int:
     """A namespace's handle."""
-    reply = await client.call("OpenNamespace", pb.OpenNamespaceRequest(spec=spec(**fields)))
+    request = pb.OpenNamespaceRequest(spec=spec(**fields), durability=cast(pb.Durability, durability))
+    reply = await client.call("OpenNamespace", request)
     handle: int = reply.namespace_id
     return handle
 
@@ -146,7 +147,12 @@ async def get(client: Client, namespace_ids: Sequence[int], blocks: Sequence[Blo
 
 
 async def reserve(
-    client: Client, namespace_id: int, blocks: Sequence[Block], parent: bytes = b"", wait_ms: int = 0
+    client: Client,
+    namespace_id: int,
+    blocks: Sequence[Block],
+    parent: bytes = b"",
+    wait_ms: int = 0,
+    durability: int = 0,
 ) -> pb.ReserveReply:
     """Reserve room for a chain."""
     request = pb.ReserveRequest(
@@ -154,6 +160,7 @@ async def reserve(
         parent=parent,
         sizes_bytes=[len(b.data) for b in blocks],
         wait_ms=wait_ms,
+        durability=cast(pb.Durability, durability),
         **packed(blocks),
     )
     reply: pb.ReserveReply = await client.call("Reserve", request)

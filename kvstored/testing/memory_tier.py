@@ -81,6 +81,8 @@ class MemoryTier:
         return [self._store(tenant, store) for store in stores]
 
     def _store(self, tenant: str, store: Store) -> bool:
+        if (store.digest, store.hash) in self.blocks:
+            return True
         size = slot_bytes(store.size_bytes)
         if self.fail_stores or self._used_bytes() + size > self.capacity_bytes:
             return False
@@ -88,7 +90,7 @@ class MemoryTier:
         self._next_offset += size
         record = Record(location, store.size_bytes, store.content_hash, store.parent, 0.0)
         data = ctypes.string_at(store.address, store.size_bytes)
-        self.blocks.setdefault((store.digest, store.hash), (tenant, record, data))
+        self.blocks[store.digest, store.hash] = (tenant, record, data)
         return True
 
     async def delete(self, tenant: str, digest: bytes, hashes: Sequence[bytes]) -> int:

@@ -116,6 +116,7 @@ class Node:
             self._mover.cancel()
             await asyncio.wait([self._mover])
         if self.parts.below is not None:
+            await self.store.writes.durability.drained()
             await self.parts.below.promoter.drained()
         self.audit()
         await self.parts.dram.close()

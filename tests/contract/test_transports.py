@@ -4,9 +4,11 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from kvstored_proto.v1 import kvstored_pb2 as pb
 
+from kvstored.outcomes import HIT, NOT_DURABLE
 from kvstored.testing.contract import SETTINGS, TransportContract
-from kvstored.testing.contract_client import ACME
+from kvstored.testing.contract_client import ACME, chain, hashes_of, open_namespace
 from kvstored.testing.contract_transports import DirectClient, GrpcClient, SocketClient, opening_request
 from kvstored.testing.daemon_in_loop import check_nothing_held, serving
 from tests.contract.certificates import Authority
@@ -24,6 +26,10 @@ class Harness:
         client = await self._connect(self._daemon, opening_request(tenant, **opening))
         self._clients.append(client)
         return client
+
+    @property
+    def lower_tier(self):
+        return self._daemon.context.store.parts.below.tier
 
     async def close(self):
         for client in self._clients:
@@ -51,6 +57,19 @@ class Contract(TransportContract):
 
     def settings(self, directory):
         return {}
+
+    async def test_a_tier_that_takes_no_blocks_acknowledges_none_as_durable(self, deep_transport, monkeypatch):
+        async def full(tenant, stores):
+            return [False] * len(stores)
+
+        client = await deep_transport.connect()
+        namespace = await open_namespace(client, pb.DURABILITY_NVME)
+        blocks = chain("nowhere to go", 4)
+        with monkeypatch.context() as patch:
+            patch.setattr(deep_transport.lower_tier, "store", full)
+            assert await client.put(namespace, blocks) == bytes([NOT_DURABLE] * 4)
+        assert await client.read(namespace, hashes_of(blocks)) == [b.data for b in blocks]
+        assert await client.put(namespace, blocks) == bytes([HIT] * 4)
 
 
 class TestStoreWithoutTransport(Contract):

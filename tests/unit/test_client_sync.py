@@ -653,3 +653,10 @@ def test_a_connection_that_fails_while_a_request_is_withdrawn_ends_the_others(cl
     assert tickets[1].done
     with pytest.raises(Unavailable):
         tickets[1].result()
+
+
+def test_a_daemon_that_does_not_know_durable_puts_gets_none(client, namespace, daemon):
+    result = client.put(namespace, HASHES[:2], BLOCKS[:2], durability="nvme")
+    assert (result.stored, result.refused, result.durable) == (0, 2, 0), "it would take them for plain ones"
+    assert client.put(client.namespace(SPEC, durability="nvme"), HASHES[:2], BLOCKS[:2]).refused == 2
+    assert client.put(namespace, HASHES[:2], BLOCKS[:2]).stored == 2

@@ -355,6 +355,15 @@ def test_a_file_that_is_there_already_is_not_stored_again(real, capsys, tmp_path
     assert put(capsys, str(source), "-f", "model=twice")["stored"] is False
 
 
+def test_a_durable_put_without_nvme_is_refused_and_nothing_is_stored(real, capsys, tmp_path):
+    source = tmp_path / "source"
+    source.write_bytes(b"durable")
+    assert run("put", str(source), "-f", "model=durable", "--durable") == Exit.NO
+    assert "nvme.paths" in capsys.readouterr().err
+    stored = put(capsys, str(source), "-f", "model=durable")
+    assert (stored["stored"], stored["durable"]) == (True, False)
+
+
 def test_a_block_that_is_not_stored_is_exit_1_and_leaves_no_file(real, capsys, tmp_path):
     assert run("get", "ff" * 32, str(tmp_path / "f"), "-f", "model=m") == Exit.NO
     assert "explain" in capsys.readouterr().err

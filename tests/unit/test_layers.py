@@ -32,7 +32,7 @@ LAYERS = {
     "store": [
         *("kvstored.store", "kvstored.reads", "kvstored.writes", "kvstored.parts", "kvstored.outcomes"),
         *("kvstored.commits", "kvstored.prefetches", "kvstored.releases", "kvstored.endings", "kvstored.audit"),
-        "kvstored.explain",
+        *("kvstored.explain", "kvstored.durability"),
     ],
     "settings": ["kvstored.config", "kvstored.config_schema", "kvstored.config_types", "kvstored.config_report"],
     "reporting": ["kvstored.logs", "kvstored.metrics", "kvstored.metrics_export"],

@@ -17,6 +17,7 @@ from kvstored_client.ctl.keys import parse_digest, parse_hash, parse_spec
 from kvstored_client.ctl.namespaces import spec_of
 from kvstored_client.ctl.output import print_json, size
 from kvstored_client.ctl.status import read_status
+from kvstored_client.namespace import Durability
 
 BLOCK_BYTES_MAX: Final = 16 << 20
 _STAGING_ALIGN_BYTES: Final = 4096
@@ -31,6 +32,7 @@ FieldOption = Annotated[
 SourceArgument = Annotated[Path, typer.Argument(metavar="FILE", help="At most 16 MiB; `-` is standard input.")]
 TargetArgument = Annotated[Path, typer.Argument(metavar="FILE", help="`-` is standard output.")]
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="Block hash in hex.")]
+DurableOption = Annotated[bool, typer.Option("--durable", help="Stored only when it is on NVMe, synced.")]
 NewKeyArgument = Annotated[
     str | None, typer.Argument(metavar="KEY", help="Block hash in hex; default: SHA-256 of the file.")
 ]
@@ -42,6 +44,7 @@ def put(
     key: NewKeyArgument = None,
     namespace: NamespaceOption = None,
     field: FieldOption = None,
+    durable: DurableOption = False,
 ) -> None:
     """Store a file as one block and print its key."""
     options = options_of(context)
@@ -51,13 +54,16 @@ def put(
     staging_bytes = -(-len(data) // _STAGING_ALIGN_BYTES) * _STAGING_ALIGN_BYTES
     with connected(options, f"putting {file}", staging_bytes=staging_bytes) as client:
         handle = _open(client, wanted)
-        result = client.put(handle, [block], [data], wait_s=options.timeout_s)
+        if durable:
+            _check_durable(client)
+        durability: Durability = "nvme" if durable else "memory"
+        result = client.put(handle, [block], [data], wait_s=options.timeout_s, durability=durability)
         document = {"namespace": handle.digest.hex(), "key": block.hex(), "size_bytes": len(data)}
     if not result.stored + result.existing:
         raise Failure(f"putting {file}: not stored: {result.outcomes[0].name}")
     verdict = "stored" if result.stored else "stored before"
     if options.output == "json":
-        print_json(document | {"stored": bool(result.stored)})
+        print_json(document | {"stored": bool(result.stored), "durable": bool(result.durable)})
     else:
         print(f"{verdict}: {document['namespace']}:{document['key']} ({size(len(data))})")
 
@@ -104,6 +110,11 @@ def _open(client: Client, wanted: bytes | NamespaceSpec) -> Namespace:
     if handle.digest and handle.digest != wanted:
         raise Failure(f"namespace {wanted.hex()} belongs to another tenant: use that tenant's token")
     return handle
+
+
+def _check_durable(client: Client) -> None:
+    if not any(tier.name == "nvme" for tier in read_status(client).tiers):
+        raise Failure("--durable: this daemon has no NVMe tier: set nvme.paths, or leave the option out")
 
 
 def _read(path: Path) -> bytes:

@@ -45,6 +45,13 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_THROTTLED: _ClassVar[Outcome]
     OUTCOME_NO_ROOM: _ClassVar[Outcome]
     OUTCOME_RESERVED: _ClassVar[Outcome]
+    OUTCOME_NOT_DURABLE: _ClassVar[Outcome]
+
+class Durability(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DURABILITY_UNSPECIFIED: _ClassVar[Durability]
+    DURABILITY_MEMORY: _ClassVar[Durability]
+    DURABILITY_NVME: _ClassVar[Durability]
 OPERATION_UNSPECIFIED: Operation
 OPERATION_OPEN_SESSION: Operation
 OPERATION_KEEP_ALIVE: Operation
@@ -79,6 +86,10 @@ OUTCOME_PENDING: Outcome
 OUTCOME_THROTTLED: Outcome
 OUTCOME_NO_ROOM: Outcome
 OUTCOME_RESERVED: Outcome
+OUTCOME_NOT_DURABLE: Outcome
+DURABILITY_UNSPECIFIED: Durability
+DURABILITY_MEMORY: Durability
+DURABILITY_NVME: Durability
 
 class Error(_message.Message):
     __slots__ = ("code", "message")
@@ -245,10 +256,12 @@ class NamespaceSpec(_message.Message):
     def __init__(self, model: _Optional[str] = ..., model_version: _Optional[str] = ..., tokenizer_version: _Optional[str] = ..., template_version: _Optional[str] = ..., permission_version: _Optional[str] = ..., rope_theta: _Optional[float] = ..., rope_scaling: _Optional[str] = ..., dtype: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., layout: _Optional[str] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., pp_rank: _Optional[int] = ..., pp_size: _Optional[int] = ..., quantization: _Optional[str] = ..., adapter: _Optional[str] = ..., kv_group: _Optional[int] = ..., kv_group_kind: _Optional[str] = ..., window_tokens: _Optional[int] = ..., engine_format: _Optional[str] = ..., extra: _Optional[str] = ...) -> None: ...
 
 class OpenNamespaceRequest(_message.Message):
-    __slots__ = ("spec",)
+    __slots__ = ("spec", "durability")
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
     spec: NamespaceSpec
-    def __init__(self, spec: _Optional[_Union[NamespaceSpec, _Mapping]] = ...) -> None: ...
+    durability: Durability
+    def __init__(self, spec: _Optional[_Union[NamespaceSpec, _Mapping]] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
 
 class OpenNamespaceReply(_message.Message):
     __slots__ = ("boot_id", "namespace_id", "digest", "chain_seed")
@@ -441,7 +454,7 @@ class TouchReply(_message.Message):
     def __init__(self, boot_id: _Optional[int] = ..., touched: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("namespace_id", "hashes", "hash_bytes", "parent", "block_bytes", "sizes_bytes", "wait_ms")
+    __slots__ = ("namespace_id", "hashes", "hash_bytes", "parent", "block_bytes", "sizes_bytes", "wait_ms", "durability")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     HASH_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -449,6 +462,7 @@ class ReserveRequest(_message.Message):
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     SIZES_BYTES_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
     namespace_id: int
     hashes: bytes
     hash_bytes: int
@@ -456,7 +470,8 @@ class ReserveRequest(_message.Message):
     block_bytes: int
     sizes_bytes: _containers.RepeatedScalarFieldContainer[int]
     wait_ms: int
-    def __init__(self, namespace_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ..., parent: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., sizes_bytes: _Optional[_Iterable[int]] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    durability: Durability
+    def __init__(self, namespace_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ..., parent: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., sizes_bytes: _Optional[_Iterable[int]] = ..., wait_ms: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
 
 class ReserveReply(_message.Message):
     __slots__ = ("boot_id", "reservation_id", "outcomes", "retry_after_ms")
@@ -529,16 +544,18 @@ class PutInlineRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PutInlineHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class PutInlineHeader(_message.Message):
-    __slots__ = ("namespace_id", "hash", "parent", "size_bytes")
+    __slots__ = ("namespace_id", "hash", "parent", "size_bytes", "durability")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     HASH_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
     namespace_id: int
     hash: bytes
     parent: bytes
     size_bytes: int
-    def __init__(self, namespace_id: _Optional[int] = ..., hash: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    durability: Durability
+    def __init__(self, namespace_id: _Optional[int] = ..., hash: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
 
 class PutInlineReply(_message.Message):
     __slots__ = ("boot_id", "outcomes")
