@@ -13,7 +13,10 @@ class Keeper(Protocol):
     """Keeps descriptors of this process beyond its end. Names are ASCII, without colons, unique."""
 
     def inherited(self) -> dict[str, int]:
-        """Descriptors that an earlier process left, by name; the caller owns them from then on, and asks once."""
+        """Descriptors that an earlier process left, by name; the caller owns them from then on, and asks once.
+
+        They stay kept for the next process until they are dropped.
+        """
         ...
 
     def keep(self, name: str, fd: int) -> bool:

@@ -8,11 +8,25 @@ changes tenants in two steps: `retire` (nothing uses it, its holders are asked t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Sequence
 
 from kvstored.device import memory
+from kvstored.device.keeper import Keeper, NoKeeper
 from kvstored.errors import DeviceError, KVStoredError
+from kvstored.keys import Namespace
+from kvstored.tiers.adoption import Adopter, Adoption
+from kvstored.tiers.kept import Kept
+from kvstored.tiers.lease_ledger import LeaseLedger
 from kvstored.tiers.pool import SegmentPool
-from kvstored.tiers.provision import DramConfig, Memory, make_all, properties, renew, segment_sizes, shortcomings
+from kvstored.tiers.provision import (
+    DramConfig,
+    check_locked,
+    make_all,
+    properties,
+    renew,
+    segment_sizes,
+    shortcomings,
+)
 from kvstored.tiers.segment import INDEX_BITS, INDEX_MASK, Segment
 from kvstored.tiers.slots import SlotRecords
 
@@ -26,9 +40,7 @@ class Records:
         self._segments = segments
 
     def _of(self, slot: int) -> SlotRecords:
-        records = self._segments[slot >> INDEX_BITS].records
-        assert records is not None, "a slot is cut"
-        return records
+        return self._segments[slot >> INDEX_BITS].records
 
     def begin(self, slot: int, size_bytes: int, digest: bytes, hash_: bytes, parent: bytes) -> int:
         """A block is being written to the slot; returns the slot's new generation."""
@@ -69,44 +81,101 @@ class Records:
 class DramTier(SegmentPool):
     """Owns the memory. Calls that are no coroutines are plain state changes."""
 
-    def __init__(self, config: DramConfig) -> None:
+    def __init__(
+        self, config: DramConfig, keeper: Keeper | None = None, tenants: Collection[str] | None = None
+    ) -> None:
+        """`keeper` keeps the memory beyond the process. Of what it kept, that of `tenants` comes back (None: all)."""
         self._config = config
-        self._sizes = segment_sizes(config)
-        super().__init__(sum(self._sizes))
+        sizes = segment_sizes(config)
+        super().__init__(sum(sizes))
+        self._largest_bytes = max(sizes)
         self.records = Records(self._segments)
         self.warnings: list[str] = []
+        self.adoption = Adoption()
+        self._keeper = keeper or NoKeeper()
+        self._whose = tenants
+        self._kept: Kept | None = None
         self._last_id = 0
         self._replacements: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Make, populate and lock all segments, in parallel.
+        """Take over what an earlier process left; make, populate and lock the other segments, in parallel.
 
         Raises ConfigError where the machine has not that much memory or refuses a page kind or
         lock that the configuration requires, DeviceError where memory cannot be had otherwise.
         """
-        for made in await make_all(self._sizes, self._config):
-            self._enter(made)
+        try:
+            await self._make()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _make(self) -> None:
+        kept = self._kept = await asyncio.to_thread(self._take_over)
+        sizes = segment_sizes(self._config, self.adoption.size_bytes)
+        made = await make_all(sizes, self._config, self._last_id + 1)
+        self._last_id += len(made)
+        for segment in made:
+            self.add(segment)
+        self._largest_bytes = max(segment.size_bytes for segment in self._segments.values())
+        check_locked(self._config, list(self._segments.values()))
+        await asyncio.to_thread(kept.add, made)
         self.warnings += shortcomings(self._config, list(self._segments.values()))
+        if kept.unkept_segments:
+            self.warnings.append(
+                f"dram: {kept.unkept_segments} segments will not survive a restart: the descriptor store is full "
+                "(systemd: raise FileDescriptorStoreMax, two a segment and four more)"
+            )
+
+    def _take_over(self) -> Kept:
+        kept, self.adoption = Adopter(self._keeper, self._config, self._whose).take_over(self.capacity_bytes)
+        for segment in self.adoption.segments:
+            self.adopt(segment, [found.slot for found in self.adoption.found[segment.segment_id]])
+        self._last_id = kept.last_segment_id
+        return kept
 
     async def close(self) -> None:
-        """Unmap everything; nothing may use an address of the tier any more."""
+        """Unmap everything; nothing may use an address of the tier any more. What is kept stays so."""
         await asyncio.gather(*self._replacements, return_exceptions=True)
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
+        if self._kept is not None:
+            self._kept.close()
 
-    def _enter(self, made: Memory) -> None:
-        self._last_id += 1
-        self.add(Segment(self._last_id, made.mapping, locked=made.locked))
+    # ---- what outlives the process ----
+
+    @property
+    def boot(self) -> int:
+        """How often a daemon has started on this memory; 0 where nobody keeps it."""
+        return self._kept.boot if self._kept is not None else 0
+
+    @property
+    def ledger(self) -> LeaseLedger | None:
+        """Where leases are noted for the next daemon; None where nobody keeps it."""
+        return self._kept.ledger if self._kept is not None else None
+
+    def namespaces(self) -> list[Namespace]:
+        """Those that were noted, as an earlier process left them."""
+        return self._kept.namespaces if self._kept is not None else []
+
+    async def remember_namespaces(self, namespaces: Sequence[Namespace]) -> None:
+        """Note namespaces for the next daemon, before blocks of them are stored."""
+        if self._kept is not None and self._kept.active:
+            await asyncio.to_thread(self._kept.remember, namespaces)
 
     @property
     def largest_slot_bytes(self) -> int:
         """Blocks over this size never fit."""
-        return max(self._sizes)
+        return self._largest_bytes
 
     def properties(self) -> dict[str, str]:
         """For status: what the memory is made of and whether it is locked."""
-        return properties(list(self._segments.values()))
+        found = properties(list(self._segments.values()))
+        if self._kept is not None and self._kept.active:
+            found["kept"] = "partly" if self._kept.unkept_segments else "yes"
+            found["start"] = str(self._kept.boot)
+        return found
 
     def view(self, slot: int, size_bytes: int) -> memoryview:
         """The first bytes of a slot as a writable buffer; only for as long as the slot is held."""
@@ -142,10 +211,18 @@ class DramTier(SegmentPool):
         await asyncio.shield(task)
 
     async def _replace(self, segment: Segment) -> None:
+        self._last_id += 1
         try:
-            made = await asyncio.to_thread(renew, segment, self._config)
+            made = await asyncio.to_thread(self._renewed, segment, self._last_id)
         except KVStoredError as error:
             self.warnings.append(f"dram: {segment.size_bytes} bytes are lost until a restart: {error}")
             raise DeviceError(str(error)) from error
-        self._enter(made)
+        self.add(made)
         self._retired_bytes -= segment.size_bytes
+
+    def _renewed(self, segment: Segment, segment_id: int) -> Segment:
+        assert self._kept is not None, "opened"
+        self._kept.remove(segment.segment_id)
+        made = renew(segment, segment_id, self._config)
+        self._kept.add([made])
+        return made

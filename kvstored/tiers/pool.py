@@ -6,6 +6,8 @@ Plain state over segments, without memory calls of its own. Slot numbers are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvstored.keys import slot_bytes
 from kvstored.tiers.base import Usage
 from kvstored.tiers.segment import INDEX_BITS, INDEX_MASK, Segment
@@ -34,8 +36,7 @@ class SegmentPool:
         """Up to `count` slots for blocks of a size; fewer where nothing is free.
 
         From segments of the tenant and slot size, then from others of the tenant that nothing
-        uses, then from segments that never were anybody's. Raises DeviceError where there is
-        no memory for a segment's records.
+        uses, then from segments that never were anybody's.
         """
         size = slot_bytes(size_bytes)
         slots: list[int] = []
@@ -132,6 +133,22 @@ class SegmentPool:
         """Put a segment that nobody had yet into service."""
         self._segments[segment.segment_id] = segment
         self._unused[""][segment.segment_id] = segment
+
+    def adopt(self, segment: Segment, taken: Sequence[int]) -> None:
+        """Put a segment of an earlier process into service, with these slots in use."""
+        if not segment.records.slots:
+            self.add(segment)
+            return
+        segment.adopt(taken)
+        self._segments[segment.segment_id] = segment
+        open_ones = self._open.setdefault((segment.tenant, segment.slot_bytes), {})
+        unused = self._unused.setdefault(segment.tenant, {})
+        if segment.free_slots:
+            open_ones[segment.segment_id] = segment
+        if not segment.used_slots:
+            unused[segment.segment_id] = segment
+        self._dead_bytes += segment.dead_bytes
+        self._charge(segment, len(taken))
 
     def segments(self, tenant: str | None = None) -> list[Segment]:
         """All segments in service, or those of one tenant."""

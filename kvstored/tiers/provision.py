@@ -14,6 +14,7 @@ from kvstored.device.memory import HUGE_PAGE_BYTES, Mapping, available_bytes
 from kvstored.errors import ConfigError
 from kvstored.keys import SLOT_ALIGN_BYTES
 from kvstored.tiers.segment import SLOTS_MAX, Segment
+from kvstored.tiers.slots import SlotRecords
 
 Wish = Literal["auto", "never", "require"]
 
@@ -38,23 +39,16 @@ class DramConfig(msgspec.Struct, frozen=True):
     lock: Wish = "auto"
 
 
-class Memory(msgspec.Struct, frozen=True):
-    """The populated memory of one segment."""
-
-    mapping: Mapping
-    locked: bool
-
-
-def segment_sizes(config: DramConfig) -> list[int]:
+def segment_sizes(config: DramConfig, adopted_bytes: int = 0) -> list[int]:
     """Sizes of the segments to make: full ones, and a smaller last one for the rest of the capacity.
 
-    The capacity counts in whole 4 KiB. Raises ConfigError.
+    `adopted_bytes` of it are there already. The capacity counts in whole 4 KiB. Raises ConfigError.
     """
     segment_bytes = _segment_bytes(config)
     capacity_bytes = config.capacity_bytes // SLOT_ALIGN_BYTES * SLOT_ALIGN_BYTES
     if capacity_bytes <= 0:
         raise ConfigError(f"dram.capacity_bytes is {config.capacity_bytes}: it must be at least {SLOT_ALIGN_BYTES}")
-    full, rest = divmod(capacity_bytes, segment_bytes)
+    full, rest = divmod(capacity_bytes - adopted_bytes, segment_bytes)
     if full > SEGMENTS_MAX:
         raise ConfigError(
             f"dram.segment_bytes is {segment_bytes}: that makes {full} segments of {capacity_bytes} bytes, "
@@ -75,8 +69,8 @@ def _segment_bytes(config: DramConfig) -> int:
     return config.segment_bytes
 
 
-async def make_all(sizes: Sequence[int], config: DramConfig) -> list[Memory]:
-    """The memory of all segments, made in a few threads; raises ConfigError or DeviceError and keeps none then."""
+async def make_all(sizes: Sequence[int], config: DramConfig, first_id: int) -> list[Segment]:
+    """Segments of these sizes, made in a few threads; raises ConfigError or DeviceError and keeps none then."""
     there = available_bytes()
     if sum(sizes) > there:
         # Checked first: populating what is not there ends in the kernel's out-of-memory killer.
@@ -84,21 +78,21 @@ async def make_all(sizes: Sequence[int], config: DramConfig) -> list[Memory]:
     loop = asyncio.get_running_loop()
     executor = ThreadPoolExecutor(min(_THREADS_MAX, len(os.sched_getaffinity(0))), "kvstored-populate")
     try:
-        jobs = [loop.run_in_executor(executor, make, size, config) for size in sizes]
+        jobs = [loop.run_in_executor(executor, make, i, size, config) for i, size in enumerate(sizes, first_id)]
         results = await asyncio.gather(*jobs, return_exceptions=True)
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
-    made = [result for result in results if isinstance(result, Memory)]
+    made = [result for result in results if isinstance(result, Segment)]
     for result in results:
         if isinstance(result, BaseException):
-            for memory in made:
-                memory.mapping.close()
+            for segment in made:
+                segment.close()
             raise result
     return made
 
 
-def make(size_bytes: int, config: DramConfig) -> Memory:
-    """The memory of one segment, populated; raises ConfigError or DeviceError."""
+def make(segment_id: int, size_bytes: int, config: DramConfig) -> Segment:
+    """One segment, its memory populated; raises ConfigError or DeviceError."""
     mapping = Mapping(size_bytes, name="kvstored-dram", huge_pages=config.huge_pages != "never")
     try:
         mapping.populate()
@@ -107,14 +101,20 @@ def make(size_bytes: int, config: DramConfig) -> Memory:
         locked = config.lock != "never" and mapping.lock()
         if config.lock == "require" and not locked:
             raise ConfigError(_not_locked("dram.require_lock is true, but"))
+        return Segment(segment_id, mapping, SlotRecords(size_bytes, segment_id), locked=locked)
     except BaseException:
         mapping.close()
         raise
-    return Memory(mapping, locked)
 
 
-def renew(segment: Segment, config: DramConfig) -> Memory:
-    """Memory for a new segment in place of a retired one, zeroed; raises ConfigError or DeviceError.
+def check_locked(config: DramConfig, segments: Sequence[Segment]) -> None:
+    """Raises ConfigError where memory that was taken over must be locked and is not."""
+    if config.lock == "require" and not all(segment.locked for segment in segments):
+        raise ConfigError(_not_locked("dram.require_lock is true, but"))
+
+
+def renew(segment: Segment, segment_id: int, config: DramConfig) -> Segment:
+    """A new segment in place of a retired one, zeroed; raises ConfigError or DeviceError.
 
     What a client may still have mapped is given back to the kernel and never used again; a
     client that touches its old mapping finds zeros.
@@ -122,10 +122,10 @@ def renew(segment: Segment, config: DramConfig) -> Memory:
     mapping = segment.detach()
     if not segment.exposed:
         mapping.zero()
-        return Memory(mapping, segment.locked)
+        return Segment(segment_id, mapping, SlotRecords(segment.size_bytes, segment_id), locked=segment.locked)
     mapping.punch()
     mapping.close()
-    return make(segment.size_bytes, config)
+    return make(segment_id, segment.size_bytes, config)
 
 
 def shortcomings(config: DramConfig, segments: Sequence[Segment]) -> list[str]:

@@ -14,8 +14,6 @@ from kvstored.tiers.slots import SlotRecords
 INDEX_BITS: Final = 20
 INDEX_MASK: Final = (1 << INDEX_BITS) - 1
 SLOTS_MAX: Final = 1 << INDEX_BITS
-# Room for the generations of one slot size before the segment is cut anew.
-_GENERATION_BITS_PER_CUT: Final = 40
 
 _VACANT: Final = object()
 
@@ -24,7 +22,7 @@ class Segment:
     """Slots, their owners and their records. Plain state; the tier keeps the account.
 
     `tenant` is empty and `slot_bytes` 0 until the segment is first cut. Ids are never reused:
-    memory that comes back after a retirement is a new segment.
+    memory that comes back after a retirement is a new segment. It owns its mapping and records.
     """
 
     __slots__ = (
@@ -34,7 +32,6 @@ class Segment:
         "_owners",
         "_untouched",
         "address",
-        "cuts",
         "exposed",
         "locked",
         "records",
@@ -47,7 +44,7 @@ class Segment:
         "used_slots",
     )
 
-    def __init__(self, segment_id: int, mapping: Mapping, *, locked: bool) -> None:
+    def __init__(self, segment_id: int, mapping: Mapping, records: SlotRecords, *, locked: bool) -> None:
         self.segment_id = segment_id
         self.address = mapping.address
         self.size_bytes = mapping.size_bytes
@@ -56,10 +53,9 @@ class Segment:
         self.slot_bytes = 0
         self.slots = 0
         self.used_slots = 0
-        self.cuts = 0
         self.exposed = False
         self.retired = False
-        self.records: SlotRecords | None = None
+        self.records = records
         self._mapping = mapping
         self._fd = -1
         self._owners: list[object] = []
@@ -93,25 +89,27 @@ class Segment:
         return self._fd
 
     def cut(self, tenant: str, slot_bytes: int) -> None:
-        """Divide an unused segment into slots of a size for a tenant; raises DeviceError."""
+        """Divide an unused segment into slots of a size for a tenant."""
         assert not self.used_slots, "nobody's slots are cut anew"
         assert self.tenant in ("", tenant), "a segment serves one tenant in its life"
         slots = min(self.size_bytes // slot_bytes, SLOTS_MAX)
         assert slots, "a slot fits"
-        records = SlotRecords(
-            slots,
-            slot_bytes,
-            segment_id=self.segment_id,
-            tenant=tenant,
-            first_generation=self.cuts << _GENERATION_BITS_PER_CUT,
-        )
-        if self.records is not None:
-            self.records.close()
-        self.cuts += 1
-        self.tenant, self.slot_bytes, self.slots, self.records = tenant, slot_bytes, slots, records
+        self.records.cut(tenant, slots, slot_bytes)
+        self.tenant, self.slot_bytes, self.slots = tenant, slot_bytes, slots
         self._owners = [_VACANT] * slots
         self._freed = array("I")
         self._untouched = 0
+
+    def adopt(self, taken: Sequence[int]) -> None:
+        """Take over the division that its records tell of, with these slots in use (ascending)."""
+        self.tenant, self.slot_bytes, self.slots = self.records.tenant, self.records.slot_bytes, self.records.slots
+        self.exposed = True  # a client of the earlier process may have it mapped still
+        self._owners = [_VACANT] * self.slots
+        for index in taken:
+            self._owners[index] = None
+        self._untouched = taken[-1] + 1 if taken else 0
+        self._freed = array("I", [i for i in range(self._untouched - 1, -1, -1) if self._owners[i] is _VACANT])
+        self.used_slots = len(taken)
 
     def take(self, count: int) -> list[int]:
         """Numbers of up to `count` free slots, ascending and side by side as far as possible."""
@@ -133,7 +131,6 @@ class Segment:
     def give_back(self, index: int) -> None:
         """Free a slot; its record says so before anything else can happen to its bytes."""
         assert self._owners[index] is not _VACANT, "a slot is freed once"
-        assert self.records is not None, "a slot is cut"
         self.records.clear(index)
         self._owners[index] = _VACANT
         self._freed.append(index)
@@ -159,14 +156,21 @@ class Segment:
 
     def detach(self) -> Mapping:
         """Let go of the memory but keep it mapped: for a new segment over the same bytes."""
-        if self.records is not None:
-            self.records.close()
-            self.records = None
+        self.records.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
         self.address = 0
         return self._mapping
+
+    def lock(self) -> None:
+        """Keep its memory from being swapped; `locked` says whether that is allowed."""
+        self.locked = self._mapping.lock()
+
+    @property
+    def memory_fd(self) -> int:
+        """The writable descriptor of the memory, for who keeps it; it stays the segment's."""
+        return self._mapping.fd
 
     def close(self) -> None:
         """Unmap; nothing may use an address of it any more."""

@@ -1,12 +1,15 @@
 """Slot records: what a restarted daemon has to know about the slots of one segment.
 
 They lie in a memfd of their own beside the segment, which no client ever sees. A table is a
-header and one record per slot, 256 bytes each, native byte order (the memory never leaves the
-machine). Header:
+header and 256 bytes for each slot that the segment could have, native byte order (the memory
+never leaves the machine). It is as long as the smallest slots need, and what no slot uses was
+never touched and takes no memory; so the table is made, and kept by whoever keeps it, once and
+long before anything depends on it, and a new slot size costs one store. Header:
 
-    0    8s   magic "kvslots\\0"       8   u32  format version     12  u32  bytes per record
-    16   u32  slots                   20  u32  bytes per slot     24  u64  segment id
-    32   u64  first generation        40  u16  tenant length      42  198s tenant, UTF-8
+    0    8s   magic "kvslots\0"       8   u32  format version     12  u32  bytes per record
+    16   u32  records there is room for                           24  u64  segment id
+    32   u64  cut: slots << 32 | bytes per slot (0: not cut yet)
+    40   u16  tenant length           42  198s tenant, UTF-8, set for good before the first cut
 
 Record:
 
@@ -16,26 +19,30 @@ Record:
     32   16s  namespace digest        48  u8   hash length        49  u8   parent length
     56   64s  hash                    120 64s  parent
     184  8s   zeros: room under the CRC (expiry)
-    192  64s  zeros: room for what changes in place (heat, epochs, leases)
+    192  u64  rank: generation's lower 32 bits << 32 | place in the eviction order, changed in place
+    200  56s  zeros: room for more that changes in place
 
 Order of writes, so that a kill at any point leaves a record that is right or not READY:
 to begin, the word becomes WRITING, then the body; to commit, content hash and CRC, then the
 word becomes READY in one aligned 8-byte store; to free, the word becomes FREE before any byte
-of the slot changes. The generation grows with every begin and every free, and starts above
-all that the segment had before when its slots change size.
+of the slot changes. The generation grows with every begin and every free. A segment is cut when
+all its slots are FREE.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 from zlib import crc32
 
+from kvstored.device.inherited import InheritedMapping
 from kvstored.device.memory import CONTENT_HASH_BYTES, PAGE_BYTES, Mapping
 from kvstored.errors import CorruptData, InvalidArgument
+from kvstored.keys import HASH_BYTES_MAX, SLOT_ALIGN_BYTES
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 RECORD_BYTES: Final = 256
 TENANT_BYTES_MAX: Final = 198
 
@@ -44,7 +51,9 @@ WRITING: Final = 1
 READY: Final = 2
 
 _MAGIC: Final = b"kvslots\0"
-_HEADER: Final = struct.Struct("=8sIIIIQQH198s")
+_HEADER: Final = struct.Struct("=8sIIIIQ")
+_TENANT: Final = struct.Struct("=H198s")
+_RECORD: Final = struct.Struct("=QII16s16sBB6x64s64s8xQ56x")
 _BODY: Final = struct.Struct("=I16s16sBB6x64s64s")
 _CRC: Final = struct.Struct("=I")
 _BODY_AT: Final = 12
@@ -53,6 +62,9 @@ _HASH_AT: Final = 16
 _HEAD_BYTES: Final = 32
 _CHECKED_TO: Final = 192
 _WORDS_PER_RECORD: Final = RECORD_BYTES // 8
+_CUT_WORD: Final = 4
+_TENANT_AT: Final = 40
+_RANK_WORD: Final = 24
 _UNHASHED: Final = bytes(CONTENT_HASH_BYTES)
 _LOW_32: Final = (1 << 32) - 1
 
@@ -73,24 +85,89 @@ class SlotRecord(NamedTuple):
     parent: bytes
 
 
+class Found(NamedTuple):
+    """One slot's record as a restarted daemon finds it; `rank` 0 is a block that was in no order yet."""
+
+    slot: int
+    rank: int
+    size_bytes: int
+    content_hash: bytes
+    digest: bytes
+    hash: bytes
+    parent: bytes
+
+
 class SlotRecords:
     """The record table of one segment. Raises DeviceError where there is no memory for it."""
 
-    def __init__(self, slots: int, slot_bytes: int, *, segment_id: int, tenant: str, first_generation: int = 0) -> None:
+    def __init__(self, segment_bytes: int, segment_id: int) -> None:
+        self.room = segment_bytes // SLOT_ALIGN_BYTES
+        size = -(-RECORD_BYTES * (self.room + 1) // PAGE_BYTES) * PAGE_BYTES
+        self._open(Mapping(size, name=f"kvstored-slots-{segment_id}"))
+        _HEADER.pack_into(self._table, 0, _MAGIC, FORMAT_VERSION, RECORD_BYTES, self.room, 0, segment_id)
+
+    def _open(self, mapping: Mapping) -> None:
+        self._mapping = mapping
+        self._table = mapping.view()
+        # A cast view stores an item with one machine instruction; struct's standard sizes go byte by byte.
+        self._words = self._table.cast("Q")
+
+    @classmethod
+    def adopt(cls, fd: int, segment_bytes: int, segment_id: int) -> Self:
+        """The table that an earlier process left; takes the descriptor. Raises CorruptData or DeviceError."""
+        made = cls.__new__(cls)
+        made._open(InheritedMapping(fd))
+        made.room = segment_bytes // SLOT_ALIGN_BYTES
+        try:
+            made._check(segment_id)
+        except CorruptData:
+            made.close()
+            raise
+        return made
+
+    def _check(self, segment_id: int) -> None:
+        magic, version, record_bytes, room, _, named = _HEADER.unpack_from(self._table, 0)
+        if magic != _MAGIC:
+            raise CorruptData("the slot records have no header")
+        if version != FORMAT_VERSION:
+            raise CorruptData(f"slot records of format {version}, this daemon reads {FORMAT_VERSION}")
+        fits = RECORD_BYTES * (room + 1) <= len(self._table) and self.slots <= room
+        if (record_bytes, room, named) != (RECORD_BYTES, self.room, segment_id) or not fits:
+            raise CorruptData("the slot records are not this segment's")
+
+    @property
+    def fd(self) -> int:
+        """The table's descriptor, for who keeps it; it stays the table's."""
+        return self._mapping.fd
+
+    @property
+    def slots(self) -> int:
+        """How many slots the segment is cut into; 0: it is not cut."""
+        return self._words[_CUT_WORD] >> 32
+
+    @property
+    def slot_bytes(self) -> int:
+        """Their size."""
+        return self._words[_CUT_WORD] & _LOW_32
+
+    @property
+    def tenant(self) -> str:
+        """Whose segment it is. Raises CorruptData where the name is none."""
+        length, name = _TENANT.unpack_from(self._table, _TENANT_AT)
+        try:
+            return str(name[:length], "utf-8")
+        except UnicodeDecodeError:
+            raise CorruptData("the name of a tenant is not UTF-8") from None
+
+    def cut(self, tenant: str, slots: int, slot_bytes: int) -> None:
+        """Note that the segment is divided anew; every slot is FREE. Raises InvalidArgument."""
         name = tenant.encode()
         if len(name) > TENANT_BYTES_MAX:
             raise InvalidArgument(f"tenant name of {len(name)} bytes: {TENANT_BYTES_MAX} are allowed")
-        self.slots = slots
-        self._first_generation = first_generation
-        pages = -(-RECORD_BYTES * (slots + 1) // PAGE_BYTES)
-        self._mapping = Mapping(pages * PAGE_BYTES, name=f"kvstored-slots-{segment_id}")
-        self._table = self._mapping.view()
-        # A cast view stores an item with one machine instruction; struct's standard sizes go byte by byte.
-        self._words = self._table.cast("Q")
-        _HEADER.pack_into(
-            self._table, 0, _MAGIC, FORMAT_VERSION, RECORD_BYTES, slots, slot_bytes, segment_id, first_generation,
-            len(name), name,
-        )  # fmt: skip
+        assert slots <= self.room, "there is a record for each"
+        if not self._words[_CUT_WORD]:
+            _TENANT.pack_into(self._table, _TENANT_AT, len(name), name)
+        self._words[_CUT_WORD] = slots << 32 | slot_bytes
 
     def begin(self, slot: int, size_bytes: int, digest: bytes, hash_: bytes, parent: bytes) -> int:
         """Note that a block is being written to the slot; returns the slot's new generation."""
@@ -124,7 +201,7 @@ class SlotRecords:
 
     def generation(self, slot: int) -> int:
         """The slot's generation: it differs between any two blocks that ever were in the slot."""
-        return max(self._words[(slot + 1) * _WORDS_PER_RECORD] >> 2, self._first_generation)
+        return self._words[(slot + 1) * _WORDS_PER_RECORD] >> 2
 
     def content_hash(self, slot: int) -> bytes:
         """The content hash of the block in the slot; zeros where it is not hashed yet."""
@@ -154,6 +231,38 @@ class SlotRecords:
 
     def _checksum(self, at: int, generation: int) -> int:
         return crc32(self._table[at + _BODY_AT : at + _CHECKED_TO], generation & _LOW_32)
+
+    def rank(self, slot: int, place: int) -> None:
+        """Note where the block stands in the eviction order: the higher, the warmer, from 1."""
+        at = (slot + 1) * _WORDS_PER_RECORD
+        self._words[at + _RANK_WORD] = (self._words[at] >> 2 & _LOW_32) << 32 | place
+
+    def scan(self) -> tuple[list[Found], Counter[str]]:
+        """The READY records that can be taken over, and why others cannot; those are FREE afterwards."""
+        found: list[Found] = []
+        dropped: Counter[str] = Counter()
+        table, slot_bytes = self._table, self.slot_bytes
+        records = table[RECORD_BYTES : RECORD_BYTES * (self.slots + 1)]
+        for index, record in enumerate(_RECORD.iter_unpack(records)):
+            word, crc, size, content, digest, hash_len, parent_len, hash_, parent, rank = record
+            if not word & 3:
+                continue
+            at, low = (index + 1) * RECORD_BYTES, word >> 2 & _LOW_32
+            if word & 3 != READY:
+                reason = "half_written"
+            elif crc != crc32(table[at + _BODY_AT : at + _CHECKED_TO], low):
+                reason = "damaged_record"
+            elif content == _UNHASHED:
+                reason = "unhashed"
+            elif not 0 < size <= slot_bytes or not hash_len or max(hash_len, parent_len) > HASH_BYTES_MAX:
+                reason = "damaged_record"
+            else:
+                place = rank & _LOW_32 if rank >> 32 == low else 0
+                found.append(Found(index, place, size, content, digest, hash_[:hash_len], parent[:parent_len]))
+                continue
+            dropped[reason] += 1
+            self.clear(index)
+        return found, dropped
 
     def close(self) -> None:
         """Give the table's memory back; harmless when repeated."""

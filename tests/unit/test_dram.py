@@ -318,7 +318,7 @@ async def test_disposal_goes_on_when_its_caller_is_cancelled():
 
 @pytest.mark.parametrize("error", [DeviceError, ConfigError])
 async def test_memory_that_cannot_be_had_again_stays_retired_and_is_told(monkeypatch, error):
-    def refused(segment, config):
+    def refused(segment, segment_id, config):
         segment.close()
         raise error("no memory")
 

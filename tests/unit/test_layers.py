@@ -24,7 +24,7 @@ LAYERS = {
     "common": ["kvstored", "kvstored.errors", "kvstored.keys", "kvstored.clock"],
     "policy": ["kvstored.policy"],
     "device": ["kvstored.device"],
-    "memory": ["kvstored.device.memory"],
+    "memory": ["kvstored.device.memory", "kvstored.device.inherited"],
     "tier words": ["kvstored.tiers.base"],
     "tiers": ["kvstored.tiers"],
     "catalogue": ["kvstored.catalog", "kvstored.leases", "kvstored.history", "kvstored.room"],
