@@ -55,16 +55,20 @@ class Index:
     def open(self) -> None:
         """Raises DeviceError where the environment cannot be opened, CorruptData where it is damaged."""
         with lmdb_errors(self._path):
-            self._env = lmdb.open(
-                str(self._path),
-                map_size=self._map_bytes,
-                max_dbs=len(_DATABASES),
-                mode=0o600,
-                sync=True,
-                metasync=True,
-                readahead=False,
-            )
+            self._env = self._open_environment()
             self._records, self._extents, self._journal, self._namespaces = map(self._env.open_db, _DATABASES)
+
+    def _open_environment(self) -> Any:
+        """What a simulation overrides: everything else here runs on whatever it gives."""
+        return lmdb.open(
+            str(self._path),
+            map_size=self._map_bytes,
+            max_dbs=len(_DATABASES),
+            mode=0o600,
+            sync=True,
+            metasync=True,
+            readahead=False,
+        )
 
     def close(self) -> None:
         """Let go of the environment; everything committed is durable already."""
