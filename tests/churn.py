@@ -13,7 +13,8 @@ from pathlib import Path
 from bench.common import MIB, Figure, emit, parser, progress, run
 from kvstored.testing.daemon_process import DaemonProcess, status
 from tests.churn_audit import audit, descriptors_at_rest
-from tests.churn_client import Counts, run_client
+from tests.churn_client import COUNTS, run_client
+from tests.counts import Counts
 
 CLIENTS = 4
 MEAN_LIFE_S = 3.0  # of one client process, its start included
@@ -61,7 +62,7 @@ class Churn:
         self.rng = random.Random(seed)
         self.context = multiprocessing.get_context("spawn")
         self.counts_path = daemon.directory / "counts"
-        self.counts = Counts(self.counts_path, CLIENTS)
+        self.counts = Counts(self.counts_path, CLIENTS, COUNTS)
         self.kills = 0
         self.clients = []
 
@@ -72,7 +73,7 @@ class Churn:
             while time.monotonic() < end:
                 time.sleep(min(self.rng.expovariate(CLIENTS / MEAN_LIFE_S), max(0.0, end - time.monotonic())))
                 self.replace(self.rng.randrange(CLIENTS))
-            self.counts.stop_all()
+            self.counts.set_all("stop", 1)
             self.kill(0)  # one more dies at the very end; the others leave in order
             for client in self.clients:
                 client.join(20)

@@ -5,46 +5,22 @@ delivered byte can be checked by whoever gets it. What the process did is counte
 file, so that a `kill -9` loses nothing.
 """
 
-import mmap
 import random
 import sys
 import time
 import traceback
 from pathlib import Path
 
-import numpy as np
 from kvstored_client import Client, NamespaceSpec
 
 from bench.cell import chain_hashes
 from bench.payload import Payloads
+from tests.counts import Counts
 
 COUNTS = ("puts", "gets", "hits", "prefetches", "deletes", "checked_bytes", "wrong_bytes", "client_errors", "stop")
 SHAPES = ((16 << 10, 64), (64 << 10, 32), (256 << 10, 16), (512 << 10, 12))  # block bytes, blocks in a chain
 CHAINS = 240
 STAGING_BYTES = 8 << 20
-
-
-class Counts:
-    """Rows of counters in a file: one row per client, shared by all its incarnations."""
-
-    def __init__(self, path, clients):
-        if not path.exists():
-            path.write_bytes(bytes(8 * clients * len(COUNTS)))
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), 0)
-        self.rows = np.frombuffer(self._memory, dtype=np.int64).reshape(clients, len(COUNTS))
-
-    def add(self, client, name, count=1):
-        self.rows[client, COUNTS.index(name)] += count
-
-    def total(self, name):
-        return int(self.rows[:, COUNTS.index(name)].sum())
-
-    def stop_all(self):
-        self.rows[:, COUNTS.index("stop")] = 1
-
-    def stopping(self, client):
-        return bool(self.rows[client, COUNTS.index("stop")])
 
 
 class ChurnClient:
@@ -144,11 +120,11 @@ class ChurnClient:
 
 def run_client(address, counts_path, clients, index, seed):
     """Body of one client process: ends when told to stop, or by SIGKILL."""
-    counts = Counts(Path(counts_path), clients)
+    counts = Counts(Path(counts_path), clients, COUNTS)
     try:
         with Client(address, name=f"churn-{index}", staging_bytes=STAGING_BYTES, timeout_s=5.0) as client:
             churn = ChurnClient(client, counts, index, seed)
-            while not counts.stopping(index):
+            while not counts.get(index, "stop"):
                 churn.step()
             for lease in churn.held:
                 lease.__exit__(None, None, None)

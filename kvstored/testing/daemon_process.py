@@ -81,12 +81,11 @@ class DaemonProcess:
 
     def start(self) -> None:
         """Start it and wait until it serves; raises DaemonFailed."""
-        assert self._process is None, "already started"
-        command = [sys.executable, "-m", "kvstored", "serve"]
-        for key, value in self._settings.items():
-            command += ["--set", f"{key}={value}"]
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._spawn()
+        self.wait_serving()
+
+    def wait_serving(self) -> None:
+        """Wait until it serves; raises DaemonFailed, and ends it, where it does not."""
         try:
             self._wait_ready(time.monotonic() + self._ready_timeout_s)
         except BaseException:
@@ -114,6 +113,11 @@ class DaemonProcess:
         if process is not None:
             process.kill()
             process.wait()
+
+    def crash(self) -> None:
+        """End it at once (SIGKILL), whatever it is doing; it starts again by itself (`wait_serving`)."""
+        self.kill()
+        self._spawn()
 
     def restart(self) -> None:
         """Stop in order, then start on the same files."""
@@ -174,6 +178,14 @@ class DaemonProcess:
         if nvme:
             self.nvme_path.mkdir()
         return own
+
+    def _spawn(self) -> None:
+        assert self._process is None, "already started"
+        command = [sys.executable, "-m", "kvstored", "serve"]
+        for key, value in self._settings.items():
+            command += ["--set", f"{key}={value}"]
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def _wait_ready(self, deadline: float) -> None:
         assert self._process is not None

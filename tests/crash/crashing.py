@@ -1,0 +1,160 @@
+"""One phase: a daemon and its writers, crash after crash, and what is found after each."""
+
+import multiprocessing
+import random
+import time
+
+from kvstored_client import Client
+from kvstored_proto.v1 import admin_pb2
+from kvstored_proto.v1 import kvstored_pb2 as pb
+
+from bench.common import progress
+from kvstored.testing.daemon_process import DaemonProcess
+from tests.counts import Counts
+from tests.crash import accounting
+from tests.crash.phases import WRITERS
+from tests.crash.writer import ADMIN, COUNTS, Order, Task, Verb, run_writer, token
+
+AIM_S = 1.0  # how long to wait for a writer to do what is aimed at
+HIT_S = 0.03  # after that, the kill comes within so long
+RECOVERY_S = 0.6  # about as long as a start takes
+OBEY_S = 90.0
+
+
+class Crashing:
+    """The parent of one phase. The figures add up over the phases in `totals`."""
+
+    def __init__(self, phase, daemon, seed, totals):
+        self.phase, self.daemon, self.totals = phase, daemon, totals
+        self.rng = random.Random(seed)
+        self.counts_path = daemon.directory / "counts"
+        self.counts = Counts(self.counts_path, WRITERS, COUNTS)
+        self.orders = 0
+        self.admin = Client(daemon.address, name="crash audit", token=token(ADMIN), staging_bytes=0, timeout_s=20.0)
+        context = multiprocessing.get_context("spawn")
+        self.order(Order.RUN)
+        self.writers = [
+            context.Process(target=run_writer, args=(self.task(index),), daemon=True) for index in range(WRITERS)
+        ]
+
+    def task(self, index):
+        return Task(
+            address=self.daemon.address,
+            counts_path=str(self.counts_path),
+            writers=WRITERS,
+            index=index,
+            seed=self.rng.getrandbits(32),
+            live_bytes=self.phase.live_bytes // WRITERS,
+            bytes_per_s=self.phase.bytes_per_s / WRITERS,
+            all_in_dram=self.phase.all_in_dram,
+        )
+
+    # --- the whole phase ---------------------------------------------------------
+
+    def run(self, seconds):
+        for writer in self.writers:
+            writer.start()
+        end = time.monotonic() + seconds
+        try:
+            self.await_puts()
+            while time.monotonic() < end:
+                self.round()
+            self.verify()
+            self.order(Order.STOP)
+            for writer in self.writers:
+                writer.join(20)
+        finally:
+            for writer in self.writers:
+                writer.kill()
+                writer.join()
+            self.admin.close()
+
+    def round(self):
+        """Work, crash (or crash several times), restart, check."""
+        time.sleep(self.rng.uniform(0.2, 1.0))
+        self.aim(self.rng.choice((Verb.NOTHING, *self.phase.aims)))
+        self.crash()
+        early = self.rng.random() < 0.5
+        if early:  # else the writers go on as soon as they can, until it serves again
+            self.order(Order.PAUSE)
+        while self.rng.random() < 0.3:
+            time.sleep(self.rng.uniform(0, RECOVERY_S))
+            self.crash()
+        started = time.monotonic()
+        self.daemon.wait_serving()
+        self.totals["restarts_s"].append(time.monotonic() - started)
+        if not early:
+            time.sleep(self.rng.uniform(0, 0.1))
+            self.order(Order.PAUSE)
+        self.obeyed()
+        self.account()
+        self.order(Order.CHECK)
+        self.obeyed()
+        self.totals["rounds"] += 1
+        self.order(Order.RUN)
+
+    def await_puts(self):
+        """Until every writer has put something: their start is not what is tested."""
+        deadline = time.monotonic() + OBEY_S
+        while not all(self.counts.all("puts")):
+            self.check_writers(deadline)
+            time.sleep(0.01)
+
+    # --- crashing ----------------------------------------------------------------
+
+    def aim(self, verb):
+        """Wait until a writer is doing this, and then an instant; NOTHING is any time."""
+        deadline = time.monotonic() + AIM_S
+        while verb is not Verb.NOTHING and verb not in self.counts.all("doing") and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(self.rng.uniform(0, HIT_S))
+
+    def crash(self):
+        self.daemon.crash()
+        self.totals["kills"] += 1
+
+    # --- checking ----------------------------------------------------------------
+
+    def account(self):
+        """Before anything else is asked of it: its figures are exact from the first second."""
+        found = accounting.errors(self.admin, lambda fields: int(fields["extra"]))
+        found += accounting.disk_errors(self.daemon.nvme_path, self.phase.nvme_bytes, 32 << 20)
+        self.totals["accounting_errors"] += accounting.report(found)
+        self.totals["accounts"] += 1
+
+    def verify(self):
+        """At the end of the phase every byte in both tiers against its content hash."""
+        self.order(Order.PAUSE)
+        self.obeyed()
+        reply = self.admin.call(pb.OPERATION_VERIFY, admin_pb2.VerifyRequest(), admin_pb2.VerifyReply, timeout_s=120.0)
+        self.totals["corrupt_blocks"] += reply.corrupt
+        status = self.admin.call(pb.OPERATION_STATUS, pb.StatusRequest(), pb.StatusReply)
+        for name in ("promoted_blocks", "demoted_blocks", "nvme_recycled_extents"):
+            self.totals[name] += status.counters[name]
+        progress(f"{self.phase.name}: {self.totals['kills']} kills so far")
+
+    # --- the writers -------------------------------------------------------------
+
+    def order(self, kind):
+        self.orders += 1
+        self.counts.set_all("order", self.orders * len(Order) + kind)
+
+    def obeyed(self):
+        """Wait until every writer has done what was ordered."""
+        wanted = [self.counts.get(0, "order")] * WRITERS
+        deadline = time.monotonic() + OBEY_S
+        while self.counts.all("obeyed") != wanted:
+            self.check_writers(deadline)
+            time.sleep(0.002)
+
+    def check_writers(self, deadline):
+        assert time.monotonic() < deadline, f"{self.phase.name}: the writers do not do as told"
+        assert all(writer.is_alive() for writer in self.writers), f"{self.phase.name}: a writer ended"
+
+
+def crash_phase(phase, seconds, seed, directory, totals):
+    """Run one phase; returns what its writers counted."""
+    with DaemonProcess(phase.settings(), nvme=True, parent_directory=directory) as daemon:
+        crashing = Crashing(phase, daemon, seed, totals)
+        crashing.run(seconds)
+        return {name: crashing.counts.total(name) for name in COUNTS}

@@ -1,0 +1,97 @@
+"""Every block of a chain looked for after a crash: delivered right, rightly not there, or lost."""
+
+import time
+
+from kvstored_client import KVStoredClientError, Refused
+from kvstored_proto.v1 import admin_pb2
+from kvstored_proto.v1 import kvstored_pb2 as pb
+
+from bench.common import progress
+from tests.crash.model import Promise
+
+CONNECT_S = 30.0
+CHAIN_S = 30.0
+WAIT_S = 5.0
+
+
+class Checker:
+    """Compares what a daemon delivers with what was promised; counts by `count(name, n)`."""
+
+    def __init__(self, client, spaces, payloads, count, *, all_in_dram):
+        self.client, self.spaces, self.payloads, self.count = client, spaces, payloads, count
+        self.all_in_dram = all_in_dram
+
+    def connect(self):
+        """Wait until the daemon answers."""
+        deadline = time.monotonic() + CONNECT_S
+        while self.client.status() is None:
+            assert time.monotonic() < deadline, f"no answer from the daemon: {self.client.connect_error}"
+            time.sleep(0.02)
+
+    def check(self, chain):
+        """Every block that was ever put. What is not there must not come back: the chain is told."""
+        deadline = time.monotonic() + CHAIN_S
+        index = 0
+        while index < len(chain):
+            if not chain.versions[index]:
+                index += 1
+                continue
+            delivered = self.deliver(chain, index)
+            index += delivered
+            if not delivered and not self.there(chain, index, deadline):
+                index += 1
+
+    def deliver(self, chain, start):
+        """Get what there is from `start` on, and judge it; returns how many blocks."""
+        space, hashes = self.spaces[chain.block_bytes], chain.hashes[start:]
+        below = self.client.lookup(space, hashes).nvme_blocks if self.all_in_dram else 0
+        with self.client.get(space, hashes, wait_s=WAIT_S) as blocks:
+            wrong = [
+                self.payloads[chain.block_bytes].wrong_bytes(chain.payload(start + i), blocks[i])
+                for i in range(len(blocks))
+            ]
+            if not blocks.valid():
+                return 0
+        for index in range(start, start + len(wrong)):
+            self.count("resurrected", chain.promises[index] is Promise.GONE)
+            self.count("durable_checked", chain.promises[index] is Promise.NVME)
+            chain.found(index)
+        self.count("dram_checked", len(wrong))
+        self.count("dram_lost", below)
+        self.count("checked_blocks", len(wrong))
+        self.count("checked_bytes", len(wrong) * chain.block_bytes)
+        self.count("wrong_bytes", sum(wrong))
+        return len(wrong)
+
+    def there(self, chain, index, deadline):
+        """Whether a block that was not delivered may yet be; if not, it is judged."""
+        verdict = self.why(chain, index)
+        if verdict in ("hit", "pending", "") and time.monotonic() < deadline:
+            time.sleep(0.05)
+            return True
+        if chain.promises[index] >= Promise.MEMORY:
+            self.missing(chain, index, verdict)
+        chain.missed(index)
+        return False
+
+    def missing(self, chain, index, verdict):
+        """An acknowledged block is not there."""
+        promise = chain.promises[index]
+        if verdict == "evicted":
+            self.count("evicted_blocks")
+            return
+        progress(f"lost: block {index} of chain {chain.number}, {promise.name}, the daemon says {verdict}")
+        name = "durable" if promise is Promise.NVME else "dram"
+        self.count(f"{name}_checked")
+        self.count(f"{name}_lost")
+
+    def why(self, chain, index):
+        """The daemon's own verdict on a block; empty where it did not answer."""
+        digest = self.spaces[chain.block_bytes].digest
+        request = admin_pb2.ExplainRequest(hash=chain.hashes[index], namespace_digest=digest)
+        try:
+            return self.client.call(pb.OPERATION_EXPLAIN, request, admin_pb2.ExplainReply).verdict
+        except Refused:
+            return "never_stored"  # nothing is known of the whole namespace
+        except KVStoredClientError:
+            return ""
