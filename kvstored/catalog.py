@@ -61,6 +61,23 @@ class Space:
         self.entries: dict[bytes, Entry] = {}
         self.pools: dict[int, Pool] = {}
         self.used_bytes = 0
+        self.unready = 0  # entries that are being written or promoted
+
+    def ready_run(self, hashes: Sequence[bytes]) -> list[Entry]:
+        """The entries of the longest run from the start that can be read now."""
+        entries = self.entries
+        try:
+            run = list(map(entries.__getitem__, hashes))  # all of it is there, as mostly
+        except KeyError:
+            run = []
+            for hash_ in hashes:
+                entry = entries.get(hash_)
+                if entry is None:
+                    break
+                run.append(entry)
+        if self.unready:
+            del run[ready_length(run) :]
+        return run
 
     @property
     def only_pool(self) -> Pool | None:
@@ -81,6 +98,11 @@ class Space:
     def digest(self) -> bytes:
         """Its part of every key."""
         return self.namespace.digest
+
+
+def ready_length(run: Sequence[Entry]) -> int:
+    """How many leading blocks of a run can be read now."""
+    return next((index for index, entry in enumerate(run) if entry.state != READY), len(run))
 
 
 def _by_order(entries: Sequence[Entry]) -> list[tuple[EvictionOrder, Sequence[Entry]]]:
@@ -149,6 +171,7 @@ class Catalog:
         )
         space.entries[hash_] = entry
         space.used_bytes += size
+        space.unready += 1
         return entry
 
     def publish(self, entry: Entry) -> bool:
@@ -157,6 +180,7 @@ class Catalog:
             return False
         assert entry.state in (WRITING, PROMOTING), "published twice"
         entry.state = READY
+        entry.pool.space.unready -= 1
         self._wake(entry)
         return True
 
@@ -210,7 +234,9 @@ class Catalog:
         space = entry.pool.space
         del space.entries[entry.hash]
         space.used_bytes -= entry.pool.slot_bytes
-        if entry.state == READY and not entry.holds:
+        if entry.state != READY:
+            space.unready -= 1
+        elif not entry.holds:
             entry.pool.order.remove(entry)
         entry.state = DEAD
         self._wake(entry)

@@ -40,6 +40,7 @@ class Lease(msgspec.Struct, eq=False):
     space: Space
     entries: list[Entry]
     slots: list[int]  # theirs; they do not move while held
+    runs: list[tuple[int, int]]  # first slot and number of those that lie side by side
     size_bytes: int
 
 

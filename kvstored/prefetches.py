@@ -8,13 +8,12 @@ from typing import Final
 
 import msgspec
 
-from kvstored.catalog import READY, Space
+from kvstored.catalog import Space, ready_length
 from kvstored.errors import LimitExceeded, NotFound
 from kvstored.leases import Session
 from kvstored.outcomes import HIT, MISS, PENDING, THROTTLED
 from kvstored.parts import Below, Parts
 from kvstored.promoter import DEMAND, PIECE_BLOCKS, Job
-from kvstored.reads import ready_length
 
 PREFETCHES_PER_SESSION_MAX: Final = 1024
 
@@ -43,7 +42,7 @@ class Prefetches:
         if len(session.prefetches) >= PREFETCHES_PER_SESSION_MAX:
             raise LimitExceeded(f"{PREFETCHES_PER_SESSION_MAX} prefetches are open: poll or cancel some")
         if self._below is None:
-            resident = min(self._resident(space, hashes) for space in spaces)
+            resident = min(len(space.ready_run(hashes)) for space in spaces)
             return Prefetched(0, HIT if resident == len(hashes) else MISS, resident, 0)
         job = Job(min(priority, DEMAND - 1), self._parts.clock.monotonic() + deadline_s if deadline_s else 0.0)
         resident, cut = await self._plan(self._below, session, spaces, hashes, job)
@@ -106,10 +105,6 @@ class Prefetches:
     def _forget_job(self, session: Session, prefetch_id: int) -> None:
         session.prefetches.discard(prefetch_id)
         self._jobs.pop(prefetch_id, None)
-
-    def _resident(self, space: Space, hashes: Sequence[bytes]) -> int:
-        run = [space.entries.get(hash_) for hash_ in hashes]
-        return next((i for i, entry in enumerate(run) if entry is None or entry.state != READY), len(run))
 
     def end_session(self, session: Session) -> None:
         """Drop the prefetches of a session; what they are reading is read to its end."""

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import msgspec
+from kvstored_proto import frames
 
-from kvstored.catalog import DEAD, READY, Entry, Space
+from kvstored.catalog import DEAD, READY, Entry, Space, ready_length
 from kvstored.endings import LeaseEnds
 from kvstored.leases import Lease, Session
 from kvstored.outcomes import HIT, MISS, PENDING, THROTTLED
@@ -39,11 +40,6 @@ class Held(msgspec.Struct):
     leases: list[Lease]
 
 
-def ready_length(run: Sequence[Entry]) -> int:
-    """How many leading blocks of a run can be read now."""
-    return next((index for index, entry in enumerate(run) if entry.state != READY), len(run))
-
-
 class Reads:
     """The reading half of the store."""
 
@@ -63,7 +59,7 @@ class Reads:
     def lookup(self, spaces: Sequence[Space], hashes: Sequence[bytes]) -> FoundRun | Awaitable[FoundRun]:
         """The longest run from the start that all the spaces have. It promises nothing: `get` does."""
         self._parts.stats[spaces[0].tenant].lookups += 1
-        resident = min(len(self._resident(space, hashes)) for space in spaces)
+        resident = min(len(space.ready_run(hashes)) for space in spaces)
         if resident == len(hashes):
             return FoundRun(resident, resident, resident, 0, 0, HIT)
         if self._below is None:
@@ -76,16 +72,6 @@ class Reads:
             return self._count(spaces, hashes, found)
         finally:
             below.promoter.unpin(found)
-
-    def _resident(self, space: Space, hashes: Sequence[bytes]) -> list[Entry]:
-        run: list[Entry] = []
-        get = space.entries.get
-        for hash_ in hashes:
-            entry = get(hash_)
-            if entry is None or entry.state != READY:
-                break
-            run.append(entry)
-        return run
 
     def _count(self, spaces: Sequence[Space], hashes: Sequence[bytes], found: Sequence[Found]) -> FoundRun:
         run = FoundRun(0, 0, 0, 0, 0, HIT)
@@ -144,7 +130,7 @@ class Reads:
         if self._too_many(session, len(spaces)):
             self._counters["throttled_gets"] += 1
             return Held(0, THROTTLED, [])
-        runs = [self._resident(space, hashes) for space in spaces]
+        runs = [space.ready_run(hashes) for space in spaces]
         resident = min(len(run) for run in runs)
         if resident == len(hashes):
             return self._lease(session, spaces, runs, len(hashes), resident, HIT)
@@ -267,7 +253,9 @@ class Reads:
         for space, run in zip(spaces, runs, strict=True):
             held = run[:length]
             size_bytes = space.slot_bytes_of(held)
-            lease = Lease(self._parts.sessions.new_id(), space, held, [entry.slot for entry in held], size_bytes)
+            slots = [entry.slot for entry in held]
+            runs_of_slots = [(slots[first], end - first) for first, end in frames.slot_runs(slots)]
+            lease = Lease(self._parts.sessions.new_id(), space, held, slots, runs_of_slots, size_bytes)
             self._catalog.lease(space, held)
             group.leases[lease.lease_id] = lease
             group.leased_bytes += size_bytes

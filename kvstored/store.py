@@ -127,7 +127,7 @@ class Store:
         """Segments of these leases that the session has no descriptor of: id, bytes, descriptor (the tier's)."""
         self.releases.watch()  # from now on their release may be posted
         dram, fresh = self.parts.dram, []
-        for segment_id in {slot >> 20 for lease in leases for slot in lease.slots} - session.exposed:
+        for segment_id in {slot >> 20 for lease in leases for slot, _ in lease.runs} - session.exposed:
             fresh.append((segment_id, dram.segment_bytes(segment_id), dram.segment_fd(segment_id)))
             dram.expose(segment_id)
             session.exposed.add(segment_id)

@@ -67,20 +67,15 @@ class Slots:
 
     def _bounds(self) -> Iterator[tuple[int, int]]:
         """First and end of each run."""
-        sizes, places = self.sizes_bytes, self._places
-        uniform = len(set(sizes)) <= 1
-        if uniform and places and places == tuple(range(places[0], places[0] + len(places))):
-            yield 0, len(places)  # as a chain lies that was put at once
-            return
-        first, expected = 0, -1
-        for i, place in enumerate(self._places):
-            if place != expected or not (uniform or sizes[i] == sizes[first]):
-                if i:
-                    yield first, i
-                first = i
-            expected = place + 1
-        if self._places:
-            yield first, len(self._places)
+        sizes = self.sizes_bytes
+        uniform = not sizes or sizes.count(sizes[0]) == len(sizes)
+        for first, end in frames.slot_runs(self._places):
+            if not uniform:
+                for i in range(first + 1, end):
+                    if sizes[i] != sizes[first]:
+                        yield first, i
+                        first = i
+            yield first, end
 
     def _run(self, first: int, end: int) -> SlotRun:
         place, size = self._places[first], self.sizes_bytes[first]

@@ -165,7 +165,7 @@ def _lease(context: Context, lease: Lease, handle: int) -> pb.Lease:
         lease_id=lease.lease_id,
         namespace_id=handle,
         slots=struct.pack(f"<{len(lease.slots)}Q", *lease.slots),
-        heads=context.store.parts.dram.records.heads(lease.slots),
+        heads=context.store.parts.dram.records.heads(lease.runs),
     )
 
 

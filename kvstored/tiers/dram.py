@@ -8,7 +8,7 @@ changes tenants in two steps: `retire` (nothing uses it, its holders are asked t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvstored.device import memory
 from kvstored.device.keeper import Keeper, NoKeeper
@@ -62,20 +62,12 @@ class Records:
         """Of the block in the slot; zeros where it is not hashed yet."""
         return self._of(slot).content_hash(slot & INDEX_MASK)
 
-    def heads(self, slots: list[int]) -> bytes:
-        """The first 32 bytes of each record, as leases carry them (`kvstored_proto.frames.HEAD`)."""
-        first = slots[0]
-        if slots == list(range(first, first + len(slots))):  # as a put takes them: side by side
-            return self._of(first).heads(first & INDEX_MASK, len(slots))
-        heads: list[memoryview] = []
-        segment_id, head = 0, None
-        for slot in slots:
-            if slot >> INDEX_BITS != segment_id:
-                segment_id = slot >> INDEX_BITS
-                head = self._of(slot).head
-            assert head is not None, "segment ids start at 1"
-            heads.append(head(slot & INDEX_MASK))
-        return b"".join(heads)
+    def heads(self, runs: Iterable[tuple[int, int]]) -> bytes:
+        """The first 32 bytes of each record, as leases carry them (`kvstored_proto.frames.HEAD`).
+
+        `runs`: first slot and number of slots side by side.
+        """
+        return b"".join([self._of(first).heads(first & INDEX_MASK, count) for first, count in runs])
 
 
 class DramTier(SegmentPool):

@@ -13,13 +13,13 @@ import msgspec
 from kvstored.device.memory import HUGE_PAGE_BYTES, Mapping, available_bytes
 from kvstored.errors import ConfigError
 from kvstored.keys import SLOT_ALIGN_BYTES
-from kvstored.tiers.segment import SLOTS_MAX, Segment
+from kvstored.tiers.segment import INDEX_BITS, Segment
 from kvstored.tiers.slots import SlotRecords
 
 Wish = Literal["auto", "never", "require"]
 
 SEGMENT_BYTES_MIN: Final = 64 << 20
-SEGMENT_BYTES_MAX: Final = SLOTS_MAX * SLOT_ALIGN_BYTES
+SEGMENT_BYTES_MAX: Final = SLOT_ALIGN_BYTES << INDEX_BITS
 # So many unless the configuration sets a size: descriptors are limited, per process and per message.
 SEGMENTS_USUAL: Final = 512
 SEGMENTS_MAX: Final = 4096

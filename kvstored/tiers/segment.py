@@ -13,7 +13,8 @@ from kvstored.tiers.slots import SlotRecords
 # A slot's number is its segment's id and its index there: both are found without a table.
 INDEX_BITS: Final = 20
 INDEX_MASK: Final = (1 << INDEX_BITS) - 1
-SLOTS_MAX: Final = 1 << INDEX_BITS
+# The last index stays unused: so the numbers of two segments' slots never follow one another.
+SLOTS_MAX: Final = INDEX_MASK
 
 _VACANT: Final = object()
 

@@ -208,11 +208,6 @@ class SlotRecords:
         at = (slot + 1) * RECORD_BYTES + _HASH_AT
         return self._table[at : at + CONTENT_HASH_BYTES].tobytes()
 
-    def head(self, slot: int) -> memoryview:
-        """The first 32 bytes of the record: generation word, CRC, size, content hash."""
-        at = (slot + 1) * RECORD_BYTES
-        return self._table[at : at + _HEAD_BYTES]
-
     def heads(self, slot: int, count: int) -> bytes:
         """The heads of `count` slots in a row."""
         cutter = _cutter(count)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 PROTOCOL_MIN: Final = 1
@@ -35,6 +35,36 @@ ONE_WAY: Final = 4  # a request that wants no reply
 SLOT_INDEX_BITS: Final = 20
 SLOT_ALIGN_BYTES: Final = 4096
 HEAD: Final = struct.Struct("<QII16s")
+
+
+def slot_runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First index and end of each stretch of slots that lie side by side, in order.
+
+    A chain that was put at once is one, or one a segment: these are found without looking at every slot.
+    """
+    first = 0
+    while first < len(slots):
+        end = _end_of_run(slots, first)
+        yield first, end
+        first = end
+
+
+def _end_of_run(slots: Sequence[int], first: int) -> int:
+    """Where the run that begins at `first` ends: guessed by search, which is right where slots ascend, and checked."""
+    base = slots[first] - first
+    low, step = first, 1
+    while (probe := low + step) < len(slots) and slots[probe] - probe == base:
+        low, step = probe, 2 * step
+    low, high = low + 1, min(probe, len(slots))
+    while low < high:
+        middle = (low + high) // 2
+        if slots[middle] - middle == base:
+            low = middle + 1
+        else:
+            high = middle
+    if list(slots[first:low]) == list(range(base + first, base + low)):
+        return low
+    return next(i for i in range(first + 1, low) if slots[i] - i != base)
 
 
 class ProtocolError(Exception):
@@ -74,24 +104,29 @@ class FrameReader:
         self._fds.extend(fds)
         if len(self._fds) > self._max_fds:
             raise ProtocolError(f"more than {self._max_fds} descriptors sent ahead of their frames")
+        if not self._buffer:  # frames that come whole, as nearly all do, are cut out of what was received
+            return self._cut(data)
         self._buffer += data
-        return self._cut()
+        return self._cut(self._buffer)
 
-    def _cut(self) -> Iterator[Frame]:
-        start, buffer = 0, self._buffer
+    def _cut(self, data: bytes | bytearray | memoryview) -> Iterator[Frame]:
+        start, size = 0, len(data)
         try:
-            while len(buffer) - start >= HEADER.size:
-                length, operation, flags, fd_count, request_id = HEADER.unpack_from(buffer, start)
+            while size - start >= HEADER.size:
+                length, operation, flags, fd_count, request_id = HEADER.unpack_from(data, start)
                 if length > self._max_body_bytes:
                     raise ProtocolError(f"a frame of {length} bytes: the limit is {self._max_body_bytes}")
                 end = start + HEADER.size + length
-                if len(buffer) < end:
+                if size < end:
                     break
-                body = bytes(memoryview(buffer)[start + HEADER.size : end])
+                body = bytes(memoryview(data)[start + HEADER.size : end])
                 start = end
                 yield Frame(operation, flags, request_id, body, self._take(fd_count))
         finally:
-            del buffer[:start]
+            if data is self._buffer:
+                del self._buffer[:start]
+            else:
+                self._buffer += data[start:]
 
     def _take(self, count: int) -> tuple[int, ...]:
         if count > len(self._fds):

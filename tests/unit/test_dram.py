@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from kvstored_proto.frames import HEAD
+from kvstored_proto.frames import HEAD, slot_runs
 
 from kvstored.device import memory
 from kvstored.device.memory import Mapping
@@ -224,7 +224,7 @@ async def test_freeing_a_slot_frees_its_record_and_no_generation_comes_twice():
             seen.append(tier.records.begin(slot, 4000, b"d" * 16, b"h" * 32, b""))
             tier.records.commit(slot, b"c" * 16)
             assert tier.records.content_hash(slot) == b"c" * 16
-            assert tier.records.heads([slot])[16:] == b"c" * 16
+            assert tier.records.heads([(slot, 1)])[16:] == b"c" * 16
             tier.free(slot)
             seen.append(tier.records.generation(slot))
         assert seen == sorted(set(seen))
@@ -400,6 +400,6 @@ async def test_heads_are_the_starts_of_the_records_whether_or_not_slots_lie_side
             dram.records.begin(slot, 100 + number, b"d" * 16, b"hash", b"")
             dram.records.commit(slot, bytes([number]) * 16)
         chosen = [slots[i] for i in picked]
-        heads = dram.records.heads(chosen)
+        heads = dram.records.heads([(chosen[first], end - first) for first, end in slot_runs(chosen)])
         found = [HEAD.unpack_from(heads, 32 * i) for i in range(len(chosen))]
         assert [(size, content) for _, _, size, content in found] == [(100 + i, bytes([i]) * 16) for i in picked]

@@ -138,3 +138,28 @@ def test_a_descriptor_that_a_frame_took_is_the_frames(fds):
     reader.close()
     assert frame.fds == (fds[0],)
     assert is_open(fds[0])
+
+
+# ---- runs of slots ----
+
+
+def runs_one_by_one(slots):
+    """What `slot_runs` answers, by looking at every slot."""
+    ends = [i for i in range(1, len(slots)) if slots[i] != slots[i - 1] + 1]
+    return list(zip([0, *ends], [*ends, len(slots)], strict=True)) if slots else []
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), max_size=6), st.booleans())
+def test_runs_of_slots_are_those_that_looking_at_every_slot_finds(stretches, as_tuple):
+    slots = [slot for start, count in stretches for slot in range(start, start + count)]
+    assert list(frames.slot_runs(tuple(slots) if as_tuple else slots)) == runs_one_by_one(slots)
+
+
+@given(st.lists(st.integers(0, 12), max_size=40))
+def test_runs_of_slots_in_any_order(slots):
+    assert list(frames.slot_runs(slots)) == runs_one_by_one(slots)
+
+
+def test_slots_that_only_seem_to_follow_one_another_are_no_run():
+    assert list(frames.slot_runs([1, 3, 2, 4])) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert list(frames.slot_runs([1, 2, 4, 3, 5])) == [(0, 2), (2, 3), (3, 4), (4, 5)]

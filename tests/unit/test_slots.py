@@ -117,7 +117,7 @@ def test_a_ready_block_may_be_unhashed(records):
 
 def test_a_head_is_the_start_of_the_record(records):
     generation = written(records, 4)
-    head = bytes(records.head(4))
+    head = records.heads(4, 1)
     assert len(head) == 32
     assert int.from_bytes(head[:8], "little") == generation << 2 | READY
     assert int.from_bytes(head[12:16], "little") == 16000
