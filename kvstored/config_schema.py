@@ -103,6 +103,12 @@ class Nvme(Section):
     """Threads per path; 0: chosen from the number of CPUs."""
     require_direct_io: bool = False
     """Do not start where the file system refuses O_DIRECT."""
+    io_deadline_s: Annotated[float, Field(ge=0, le=600)] = 10.0
+    """Longest time for one call to a device: past it the path is off until the call comes back; 0: no limit."""
+    retry_s: Annotated[float, Field(ge=0.05, le=3600)] = 5.0
+    """How often each path is looked after; one that failed is tried again so soon, then less and less often."""
+    scrub_bytes_per_s: Annotated[Bytes, Field(ge=0)] = 32 * MIB
+    """How fast all blocks of a path are read again and checked, once a day; 0: never."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

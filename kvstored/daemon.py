@@ -157,7 +157,11 @@ class Daemon:
             gone = Gone("evicted", "the oldest extent on NVMe was recycled", self._clock.wall())
             loop.call_soon_threadsafe(_note_evicted, catalog, history, digest, hashes, gone)
 
-        nvme = NvmeTier(_nvme_config(config), FileDevice(), self._clock, evicted)
+        def dropped(tenant: str, digest: bytes, hashes: list[bytes]) -> None:
+            gone = Gone("corrupt", "its bytes on NVMe were unreadable or not what was stored", self._clock.wall())
+            loop.call_soon_threadsafe(_note_evicted, catalog, history, digest, hashes, gone)
+
+        nvme = NvmeTier(_nvme_config(config), FileDevice(), self._clock, evicted, on_dropped=dropped)
         mover = Mover(
             catalog,
             room,
@@ -299,4 +303,7 @@ def _nvme_config(config: Config) -> NvmeConfig:
         extent_bytes=nvme.extent_bytes,
         io_threads=nvme.io_threads,
         require_direct_io=nvme.require_direct_io,
+        io_deadline_s=nvme.io_deadline_s,
+        retry_s=nvme.retry_s,
+        scrub_bytes_per_s=nvme.scrub_bytes_per_s,
     )

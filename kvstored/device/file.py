@@ -82,13 +82,15 @@ class FileDevice:
 
     # --- bytes of blocks ---
 
-    def open(self, path: Path, *, direct: bool) -> File:
-        """Open for reading and writing; a file that is not there is made, and its name made durable."""
+    def open(self, path: Path, *, direct: bool, make: bool = True) -> File:
+        """Open for reading and writing; a file that is not there is made (if asked), and its name made durable."""
         with device_errors(f"opening {path}"):
             flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
             try:
                 return File(path, self._open(path, flags), direct)
             except FileNotFoundError:
+                if not make:
+                    raise
                 descriptor = self._open(path, flags | os.O_CREAT)
             try:
                 self._sync_directory(path.parent)
@@ -198,6 +200,19 @@ class FileDevice:
         with device_errors(f"looking for {path}"):
             return self._exists(path)
 
+    def place(self, path: Path) -> tuple[int, int] | None:
+        """Which file system and inode a path leads to; None where there is nothing."""
+        with device_errors(f"looking for {path}"):
+            try:
+                return self._place(path)
+            except FileNotFoundError:
+                return None
+
+    def free_bytes(self, path: Path) -> int:
+        """How much more the file system of a directory takes."""
+        with device_errors(f"asking {path} for its room"):
+            return self._free_bytes(path)
+
     def lock_directory(self, path: Path) -> int | None:
         """Take a directory for this process alone: a descriptor to close later, or None if another has it."""
         with device_errors(f"locking {path}"):
@@ -256,6 +271,14 @@ class FileDevice:
     def _list(self, path: Path) -> dict[str, int]:
         with os.scandir(path) as entries:
             return {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries if entry.is_file()}
+
+    def _place(self, path: Path) -> tuple[int, int]:
+        found = path.stat()
+        return found.st_dev, found.st_ino
+
+    def _free_bytes(self, path: Path) -> int:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
 
     def _flock(self, descriptor: int) -> bool:
         try:

@@ -31,10 +31,10 @@ class OpenFiles:
         self._users: dict[Path, int] = {}
 
     @contextmanager
-    def use(self, path: Path) -> Iterator[File]:
+    def use(self, path: Path, *, make: bool = True) -> Iterator[File]:
         """The file, opened (and made) if need be, and kept open at least as long as the context lasts."""
         with self._lock:
-            file = self._take(path)
+            file = self._take(path, make=make)
         try:
             yield file
         finally:
@@ -56,11 +56,11 @@ class OpenFiles:
             while self._files:
                 self._device.close(self._files.popitem()[1])
 
-    def _take(self, path: Path) -> File:
+    def _take(self, path: Path, *, make: bool) -> File:
         file = self._files.get(path)
         if file is None:
             self._make_room()
-            file = self._files[path] = self._device.open(path, direct=self._direct)
+            file = self._files[path] = self._device.open(path, direct=self._direct, make=make)
         self._files.move_to_end(path)
         self._users[path] = self._users.get(path, 0) + 1
         return file

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
+from typing import Final, TypeAlias
 
 import msgspec
 
-from kvstored.device.file import FileDevice
+from kvstored.device.file import ALIGN_BYTES, FileDevice
 from kvstored.device.handles import OpenFiles
-from kvstored.errors import ConfigError, CorruptData
+from kvstored.errors import ConfigError, CorruptData, DeviceError
 from kvstored.tiers.formats import FORMAT_VERSION
+
+MARKER: Final = "FORMAT"
+PROBE: Final = "PROBE"
+Place: TypeAlias = tuple[int, int]
+"""File system and inode of a directory."""
 
 
 class VolumeFormat(msgspec.Struct):
@@ -32,19 +39,27 @@ class VolumeDirectory:
         self.identity = b""
         self.direct = False
         self.files = OpenFiles(device, direct=False, limit=open_files_max)
+        self.place: Place | None = None  # file system and inode, once open
         self._open_files_max = open_files_max
         self._lock: int | None = None
 
-    def open(self, extent_bytes: int, *, require_direct_io: bool) -> None:
+    def open(self, extent_bytes: int, *, require_direct_io: bool, was: Place | None = None) -> None:
         """Lock the directory and read its format, or make a new volume in it.
+
+        `was` is the `place` of the volume that was open here before and is to come back: then no directory is
+        made, and no volume on another file system, which may be the one below a mount point.
 
         Raises ConfigError where another process has it, it is no volume or one that this version
         cannot read, or direct I/O is demanded and refused; DeviceError where the device fails.
         """
-        self.device.make_directory(self.path)
+        if was is None:
+            self.device.make_directory(self.path)
+        else:
+            self._check_place(was)
         self._lock = self.device.lock_directory(self.path)
         if self._lock is None:
             raise ConfigError(f"nvme.paths: {self.path} is in use by another kvstored: each needs its own directory")
+        self.place = self.device.place(self.path)
         try:
             self._open_locked(extent_bytes, require_direct_io)
         except BaseException:
@@ -58,8 +73,42 @@ class VolumeDirectory:
             self.device.unlock(self._lock)
             self._lock = None
 
+    def _check_place(self, was: Place) -> None:
+        place = self.device.place(self.path)
+        if place is None:
+            raise DeviceError(f"{self.path} is gone: mount it, or make the directory")
+        if place[0] != was[0] and not self.device.exists(self.path / MARKER):
+            raise DeviceError(f"{self.path} is not on the file system it was on: mount it, or restart kvstored")
+
+    def check(self) -> None:
+        """Raises DeviceError where the directory at the path is not the one that was opened, or was emptied."""
+        if self.device.place(self.path) != self.place:
+            raise DeviceError(f"{self.path} is gone, or another directory is in its place")
+        if not self.device.exists(self.path / MARKER):
+            raise DeviceError(f"{self.path} was emptied")
+
+    def probe(self) -> None:
+        """Make, write, sync, read and remove a small file; raises DeviceError where any of it fails."""
+        self.check()
+        path, data = self.path / PROBE, os.urandom(ALIGN_BYTES)
+        self.device.remove(path)
+        file = self.device.open(path, direct=self.direct)
+        try:
+            self.device.write_bytes(file, 0, data)
+            self.device.sync(file)
+            found = self.device.read_bytes(file, 0, len(data))
+        finally:
+            self.device.close(file)
+            self.device.remove(path)
+        if found != data:
+            raise DeviceError(f"{path}: other bytes came back than were written")
+
+    def free_bytes(self) -> int:
+        """What the file system has left; raises DeviceError."""
+        return self.device.free_bytes(self.path)
+
     def _open_locked(self, extent_bytes: int, require_direct_io: bool) -> None:
-        marker = self.path / "FORMAT"
+        marker = self.path / MARKER
         stored = self.device.read_whole(marker)
         if stored is None:
             stored = self._create(marker, extent_bytes)

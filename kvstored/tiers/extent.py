@@ -13,56 +13,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 from kvstored.keys import slot_bytes
 from kvstored.tiers.base import Location, Record, Store, Usage
 from kvstored.tiers.formats import ExtentRow, Placed, State, footer_bytes, header_bytes
-
-GENERATION_FIRST: Final = 1
+from kvstored.tiers.one_extent import GENERATION_FIRST, Extent
 
 Delta = Mapping[int, tuple[int, int]]
 """What a transaction changed: extent -> (bytes, blocks) more or less alive."""
-
-
-class Extent:
-    """One extent. Bytes: `append` is where the next block goes, `writing` are placed and not yet settled."""
-
-    __slots__ = (
-        "append_bytes",
-        "generation",
-        "header_bytes",
-        "live_blocks",
-        "live_bytes",
-        "number",
-        "pins",
-        "sealable",
-        "sealing",
-        "sequence",
-        "state",
-        "tenant",
-        "writing_bytes",
-    )
-
-    def __init__(self, row: ExtentRow) -> None:
-        self.number = row.extent
-        self.generation = row.generation
-        self.tenant = row.tenant
-        self.state = row.state
-        self.sequence = row.sequence
-        self.append_bytes = row.append_bytes
-        self.header_bytes = row.header_bytes
-        self.live_bytes = row.live_bytes
-        self.live_blocks = row.live_blocks
-        self.writing_bytes = 0
-        self.pins = 0
-        self.sealing = False
-        self.sealable = True
-
-    @property
-    def idle(self) -> bool:
-        """Whether nobody reads, writes or seals it."""
-        return not (self.pins or self.writing_bytes or self.sealing)
 
 
 class ExtentTable:
@@ -191,9 +149,23 @@ class ExtentTable:
         extent.sealing = False
         extent.sealable = False
 
+    def retry_seals(self) -> None:
+        """The device takes writes again: footers that could not be written are tried once more."""
+        for extent in self._full.values():
+            extent.sealable = True
+
+    def close_open(self) -> None:
+        """Take no more blocks into any open extent: what was last written to it is in doubt."""
+        for extent in list(self._open.values()):
+            self.fill(extent.number)
+
     def stop_growing(self) -> None:
         """The file system has no room for more extents: the capacity is what there is."""
         self.limit = min(self.limit, len(self._extents))
+
+    def grow_to(self, limit: int) -> None:
+        """There is room again for so many extents."""
+        self.limit = max(self.limit, limit)
 
     @property
     def free_extents(self) -> int:
@@ -256,6 +228,19 @@ class ExtentTable:
         extent = self._extents[record.location.extent]
         assert extent.pins > 0, "unpinned more often than pinned"
         extent.pins -= 1
+
+    @property
+    def pinned(self) -> bool:
+        """Whether any extent is pinned."""
+        return any(extent.pins for extent in self._extents.values())
+
+    def get(self, number: int) -> Extent | None:
+        """An extent by its number."""
+        return self._extents.get(number)
+
+    def with_records(self) -> list[int]:
+        """Numbers of all extents that have records."""
+        return sorted(number for number, extent in self._extents.items() if extent.live_blocks)
 
     def _current(self, location: Location) -> Extent | None:
         extent = self._extents.get(location.extent)

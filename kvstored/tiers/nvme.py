@@ -7,9 +7,9 @@ then on, and the others carry on. Nothing is kept in memory per block: the index
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -24,7 +24,8 @@ from kvstored.tiers.formats import DIGEST_BYTES, footer_bytes, header_bytes
 from kvstored.tiers.index import Index
 from kvstored.tiers.nvme_config import NvmeConfig
 from kvstored.tiers.opening import MakeIndex, VolumeOpener
-from kvstored.tiers.recycling import OnEvicted
+from kvstored.tiers.recovery import PathStatus, VolumePath
+from kvstored.tiers.recycling import Notices, OnEvicted
 from kvstored.tiers.spread import scatter, spread_store
 from kvstored.tiers.threads import Calls, MakePool, real_pool
 from kvstored.tiers.volume import Volume
@@ -34,7 +35,6 @@ __all__ = ["NvmeConfig", "NvmeTier"]
 _Key = tuple[bytes, bytes]
 NAMESPACES_MAX: Final = 100_000
 PAGE_RECORDS_MAX: Final = 8192
-_log = logging.getLogger(__name__)
 
 
 def _ignore(_tenant: str, _digest: bytes, _hashes: list[bytes]) -> None:
@@ -51,15 +51,21 @@ class NvmeTier:
         clock: Clock,
         on_evicted: OnEvicted = _ignore,
         *,
+        on_dropped: OnEvicted = _ignore,
         make_pool: MakePool = real_pool,
         make_index: MakeIndex = Index,
     ) -> None:
         self._config = config
-        self._opener = VolumeOpener(config, device, clock, on_evicted, make_pool, make_index)
-        self._volumes: dict[int, Volume] = {}
-        self._absent: dict[int, str] = {}
+        notices = Notices(on_evicted, on_dropped)
+        self._opener = VolumeOpener(config, device, clock, notices, make_pool, make_index)
+        self._known: dict[bytes, Namespace] = {}
+        self._paths = [
+            VolumePath(number, path, self._opener, clock, config.retry_s, self._known)
+            for number, path in enumerate(config.paths)
+        ]
         self._calls = Calls()
         self._counts: Counter[str] = Counter()
+        self.stuck = False  # after `close`: a thread has not come back from a device
 
     # --- life ---
 
@@ -70,27 +76,40 @@ class NvmeTier:
         """
         self._config.check()
         try:
-            for number, path in enumerate(self._config.paths):
-                try:
-                    self._volumes[number] = await self._opener.open(number, path)
-                except DeviceError as error:
-                    self._absent[number] = str(error)
-                    _log.error("%s is off: %s", path, error)
+            for path in self._paths:
+                await path.open()
         except ConfigError:
             await self.close()
             raise
+        for path in self._paths:
+            path.watch()
 
     async def close(self) -> None:
-        """Wait for calls under way, then let go of files, threads and directories. No calls after it."""
-        await self._calls.ended()
-        while self._volumes:
-            await self._volumes.popitem()[1].close()
+        """Wait for calls under way, then let go of files, threads and directories. No calls after it.
+
+        A call that its device does not end is not waited for beyond the deadline: `stuck` says so then.
+        """
+        timeout_s = self._config.io_deadline_s
+        await self._calls.ended(timeout_s)
+        closed = await asyncio.gather(*(path.close(timeout_s) for path in self._paths))
+        self.stuck = self._opener.stuck or not all(closed)
 
     async def flush(self) -> None:
         """Return when every store begun before is durable; raises DeviceError."""
-        await self._calls.ended()
+        if not await self._calls.ended(self._config.io_deadline_s):
+            raise DeviceError("a call to a device has not ended in time")
         for volume in self._of_health(Health.OK):
             await volume.sync()
+
+    async def look_after(self) -> None:
+        """Look after every path now and not when its time has come: one that can come back does."""
+        for path in self._paths:
+            await path.step()
+
+    @property
+    def _volumes(self) -> dict[int, Volume]:
+        """The open ones, by the number of their path."""
+        return {path.number: path.volume for path in self._paths if path.volume is not None}
 
     # --- finding ---
 
@@ -119,7 +138,7 @@ class NvmeTier:
     def unpin(self, records: Sequence[Record]) -> None:
         """See `LowerTier.unpin`."""
         for record in records:
-            volume = self._volumes.get(record.location.volume)
+            volume = self._paths[record.location.volume].volume
             if volume is not None:  # else: closed meanwhile
                 volume.table.unpin(record)
 
@@ -152,7 +171,8 @@ class NvmeTier:
         positions: defaultdict[int, list[int]] = defaultdict(list)
         for i, load in enumerate(loads):
             positions[load.record.location.volume].append(i)
-        shares = [(self._volumes[number], chosen) for number, chosen in positions.items()]
+        volumes = self._volumes
+        shares = [(volumes[number], chosen) for number, chosen in positions.items() if number in volumes]
         parts = await asyncio.gather(*(volume.load([loads[i] for i in chosen]) for volume, chosen in shares))
         return scatter(len(loads), [chosen for _, chosen in shares], parts)
 
@@ -194,7 +214,11 @@ class NvmeTier:
 
     async def _delete(self, tenant: str, digest: bytes, hashes: Sequence[bytes]) -> int:
         volumes = [*self._of_health(Health.OK), *self._of_health(Health.READ_ONLY)]
-        deleted = sum(await asyncio.gather(*(volume.remove(tenant, digest, hashes) for volume in volumes)))
+        for path in self._paths:
+            if path.volume not in volumes:
+                path.note_deletes(tenant, digest, hashes)
+        keys = [digest + hash_ for hash_ in hashes]
+        deleted = sum(await asyncio.gather(*(volume.remove(tenant, keys) for volume in volumes)))
         self._counts["deleted_blocks"] += deleted
         return deleted
 
@@ -207,11 +231,12 @@ class NvmeTier:
             await self._calls.to_its_end(self._remember(namespace))
 
     async def _remember(self, namespace: Namespace) -> None:
+        self._known[namespace.digest] = namespace
         await asyncio.gather(*(volume.remember(namespace) for volume in self._volumes.values()))
 
     def namespaces(self) -> list[Namespace]:
         """Every namespace that was remembered."""
-        return list({n.digest: n for volume in self._volumes.values() for n in volume.namespaces.values()}.values())
+        return list(self._known.values())
 
     # --- status ---
 
@@ -242,16 +267,15 @@ class NvmeTier:
 
     def properties(self) -> dict[str, str]:
         """See `LowerTier.properties`: one line for every path."""
-        lines = {}
-        for number, path in enumerate(self._config.paths):
-            volume = self._volumes.get(number)
-            state = _describe(volume) if volume else f"off: {self._absent.get(number, 'not open')}"
-            lines[f"path.{number}"] = f"{path}: {state}"
-        return lines
+        return {f"path.{path.number}": _describe(path.status()) for path in self._paths}
+
+    def paths(self) -> list[PathStatus]:
+        """The health of each path."""
+        return [path.status() for path in self._paths]
 
     def counters(self) -> dict[str, int]:
         """See `LowerTier.counters`."""
-        return dict(sum((volume.counts for volume in self._volumes.values()), start=Counter(self._counts)))
+        return dict(sum((path.counts for path in self._paths), start=Counter(self._counts)))
 
     def _of_health(self, health: Health) -> list[Volume]:
         return [volume for volume in self._volumes.values() if volume.health is health]
@@ -260,13 +284,21 @@ class NvmeTier:
         return slot_bytes(store.size_bytes) + footer_bytes(header_bytes(store)) <= self._config.extent_bytes
 
     def _owner(self, record: Record) -> str | None:
-        volume = self._volumes.get(record.location.volume)  # None: closed while its index was asked
+        volume = self._paths[record.location.volume].volume  # None: closed while its index was asked
         return volume.table.owner(record) if volume is not None else None
 
     def _table(self, record: Record) -> ExtentTable:
-        return self._volumes[record.location.volume].table
+        volume = self._paths[record.location.volume].volume
+        assert volume is not None, "found in it in this turn"
+        return volume.table
 
 
-def _describe(volume: Volume) -> str:
-    health = volume.health.value + (f" ({volume.reason})" if volume.reason else "")
-    return f"{health}, {'direct I/O' if volume.directory.direct else 'buffered, the file system refuses direct I/O'}"
+def _describe(status: PathStatus) -> str:
+    direct = "direct I/O" if status.direct_io else "buffered, the file system refuses direct I/O"
+    if status.health is Health.OK:
+        return f"{status.path}: ok, {direct}"
+    since = datetime.fromtimestamp(status.since_s, UTC).isoformat(timespec="seconds")
+    again = f"since {since}, tried again in {status.retry_in_s:.0f} s"
+    if status.health is Health.OFF:
+        return f"{status.path}: off: {status.reason} ({again})"
+    return f"{status.path}: {status.health.value} ({status.reason}), {again}, {direct}"

@@ -22,6 +22,8 @@ class NvmeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `run_bytes`: about how much one system call moves. `share_blocks`: how many blocks a store
     must have for each volume that it is spread over, so that a sync is paid by that many.
+    `io_deadline_s`: the longest that a call to the device may take (0: as long as it likes).
+    `retry_s`: how often a path is looked after, at first; `scrub_bytes_per_s`: for each path, 0 is off.
     """
 
     paths: Sequence[Path]
@@ -33,6 +35,9 @@ class NvmeConfig(msgspec.Struct, frozen=True, kw_only=True):
     share_blocks: int = 16
     index_map_bytes: int = 1 << 30
     open_files_max: int = 128
+    io_deadline_s: float = 10.0
+    retry_s: float = 5.0
+    scrub_bytes_per_s: int = 32 << 20
 
     def threads(self) -> int:
         """Load threads of one path: more than four gained nothing at 4 MiB a call."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
 from kvstored.clock import Clock
 from kvstored.device.file import FileDevice
-from kvstored.tiers.directory import VolumeDirectory
+from kvstored.tiers.deadline import DeviceCalls, Late
+from kvstored.tiers.directory import Place, VolumeDirectory
 from kvstored.tiers.extent import ExtentTable
 from kvstored.tiers.index import Index
 from kvstored.tiers.nvme_config import NvmeConfig
-from kvstored.tiers.recycling import OnEvicted
+from kvstored.tiers.recycling import Notices
+from kvstored.tiers.scrub import Scrubber
 from kvstored.tiers.threads import MakePool, VolumeThreads, call
 from kvstored.tiers.volume import Volume
 
@@ -28,36 +31,71 @@ class VolumeOpener:
         config: NvmeConfig,
         device: FileDevice,
         clock: Clock,
-        on_evicted: OnEvicted,
+        notices: Notices,
         make_pool: MakePool,
         make_index: MakeIndex,
     ) -> None:
         self._config = config
         self._device = device
         self._clock = clock
-        self._on_evicted = on_evicted
+        self._notices = notices
         self._make_pool = make_pool
         self._make_index = make_index
+        self._left: dict[int, tuple[VolumeDirectory, DeviceCalls]] = {}  # being opened, past the deadline
 
-    async def open(self, number: int, path: Path) -> Volume:
-        """Open a path; raises ConfigError where a setting is wrong, DeviceError where the device fails."""
+    async def open(self, number: int, path: Path, counts: Counter[str], was: Place | None) -> Volume:
+        """Open a path; raises ConfigError where a setting is wrong, DeviceError where the device fails.
+
+        `was` is where the volume lay that was open at this path before (see `VolumeDirectory.open`); its open
+        extents take no more blocks then: it is not known what the last writes left in them.
+        """
         config = self._config
         directory = VolumeDirectory(self._device, path, open_files_max=config.open_files_max)
         threads = VolumeThreads(number, config.threads(), self._make_pool)
         index = self._make_index(directory.index, number, config.index_map_bytes)
         try:
-            require = config.require_direct_io
-            await call(threads.stores, directory.open, config.extent_bytes, require_direct_io=require)
+            await self._open_directory(number, directory, threads, was)
             await call(threads.index_writer, index.open)
             rows = await call(threads.index_reader, index.rows)
             namespaces = await call(threads.index_reader, index.namespaces)
         except BaseException:
             index.close()
-            directory.close()
+            if number not in self._left:
+                directory.close()
             threads.stop()
             raise
         table = ExtentTable(config.extent_bytes, config.capacity_bytes // config.extent_bytes, rows)
-        run_bytes, clock, on_evicted = config.run_bytes, self._clock, self._on_evicted
-        volume = Volume(directory, table, index, namespaces, threads, run_bytes, clock, on_evicted)
+        if was is not None:
+            table.close_open()
+        volume = Volume(directory, table, index, namespaces, threads, config, self._clock, self._notices, counts)
         await volume.settle()
         return volume
+
+    async def _open_directory(
+        self, number: int, directory: VolumeDirectory, threads: VolumeThreads, was: Place | None
+    ) -> None:
+        """The first that the device is asked; raises Late where it does not answer, or still not."""
+        before = self._left.get(number)
+        if before is not None:
+            if before[1].running:
+                raise Late("the device does not answer")
+            before[0].close()
+            del self._left[number]
+        config = self._config
+        calls = DeviceCalls(config.io_deadline_s, self._clock, lambda late: None)
+        require = config.require_direct_io
+        try:
+            await calls.ask(threads.stores, directory.open, config.extent_bytes, require_direct_io=require, was=was)
+        except Late:
+            self._left[number] = (directory, calls)
+            raise
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a thread is still busy opening a path."""
+        return any(calls.running for _, calls in self._left.values())
+
+    def scrubber(self, volume: Volume) -> Scrubber | None:
+        """The scrub of a volume, begun; None where it is switched off."""
+        rate = self._config.scrub_bytes_per_s
+        return Scrubber(volume, rate, self._clock) if rate else None

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeAlias
 
 from kvstored.errors import DeviceError
+from kvstored.tiers.deadline import DeviceCalls
 from kvstored.tiers.directory import VolumeDirectory
-from kvstored.tiers.extent import Extent, ExtentTable
+from kvstored.tiers.extent import ExtentTable
 from kvstored.tiers.formats import (
     DIGEST_BYTES,
     TRAILER_BYTES,
@@ -26,11 +27,19 @@ from kvstored.tiers.formats import (
     unpack_trailer,
 )
 from kvstored.tiers.index import Index
+from kvstored.tiers.one_extent import Extent
 from kvstored.tiers.runs import Mover
-from kvstored.tiers.threads import VolumeThreads, call
+from kvstored.tiers.threads import VolumeThreads
 
 OnEvicted: TypeAlias = Callable[[str, bytes, list[bytes]], None]
-"""Told which records recycling removed: tenant, namespace digest, hashes."""
+"""Told which records are gone: tenant, namespace digest, hashes."""
+
+
+class Notices(NamedTuple):
+    """Who is told of records that are gone."""
+
+    evicted: OnEvicted  # their extent was recycled
+    dropped: OnEvicted  # their bytes were wrong or unreadable
 
 
 class Recycler:
@@ -43,6 +52,7 @@ class Recycler:
         index: Index,
         mover: Mover,
         threads: VolumeThreads,
+        calls: DeviceCalls,
         counts: Counter[str],
         on_evicted: OnEvicted,
     ) -> None:
@@ -51,6 +61,7 @@ class Recycler:
         self._index = index
         self._mover = mover
         self._threads = threads
+        self._calls = calls
         self._counts = counts
         self._on_evicted = on_evicted
 
@@ -63,7 +74,7 @@ class Recycler:
                 return False
             await self._recycle(extent)
         try:
-            await call(self._threads.stores, self._erase_footer, extent.number)
+            await self._calls.call(self._threads.stores, self._erase_footer, extent.number)
         except DeviceError:
             self._table.give_back(extent)
             raise
@@ -89,41 +100,55 @@ class Recycler:
                 break
             if extent.state is not State.FREE:
                 await self._recycle(extent)
-            await call(self._threads.index_writer, self._index.forget, extent.number)
-            await call(self._threads.stores, self._remove_file, extent.number)
+            await self._calls.call(self._threads.index_writer, self._index.forget, extent.number)
+            await self._calls.call(self._threads.stores, self._remove_file, extent.number)
             self._table.forget(extent)
 
     async def _seal(self, extent: Extent, sequence: int) -> None:
-        headers = await call(self._threads.index_writer, self._index.headers, extent.number, extent.generation)
+        headers = await self._calls.call(
+            self._threads.index_writer, self._index.headers, extent.number, extent.generation
+        )
         row = ExtentRow(extent.number, extent.generation, extent.tenant, State.SEALED, sequence)
         footer = pack_footer(row, self._directory.identity, b"".join(headers), len(headers))
         offset = self._table.extent_bytes - len(footer)
         assert offset >= extent.append_bytes, "the footer would overwrite blocks"
-        await call(self._threads.stores, self._mover.write_at, extent.number, offset, footer)
-        await call(self._threads.index_writer, self._index.seal, row)
+        await self._calls.call(self._threads.stores, self._mover.write_at, extent.number, offset, footer)
+        await self._calls.call(self._threads.index_writer, self._index.seal, row)
         self._counts["sealed_extents"] += 1
 
     async def _recycle(self, extent: Extent) -> None:
         sealed, generation = extent.state is State.SEALED, extent.generation
         self._table.recycle(extent)
-        if sealed:
-            keys = await call(self._threads.stores, self._keys_in_footer, extent.number, generation)
-        else:
-            headers = await call(self._threads.index_writer, self._index.headers, extent.number, generation)
-            keys = _keys(b"".join(headers))
+        keys = await self._keys(extent.number, generation, sealed=sealed)
         recycle = self._index.recycle
-        removed, delta = await call(self._threads.index_writer, recycle, extent.number, extent.generation, keys)
+        removed, delta = await self._calls.call(
+            self._threads.index_writer, recycle, extent.number, extent.generation, keys
+        )
         self._table.recycled(extent, delta)
         self._counts["recycled_extents"] += 1
         self._counts["evicted_blocks"] += len(removed)
-        self._report(extent.tenant, removed)
+        report(self._on_evicted, extent.tenant, removed)
 
-    def _report(self, tenant: str, keys: list[bytes]) -> None:
-        by_digest: defaultdict[bytes, list[bytes]] = defaultdict(list)
-        for key in keys:
-            by_digest[key[:DIGEST_BYTES]].append(key[DIGEST_BYTES:])
-        for digest, hashes in by_digest.items():
-            self._on_evicted(tenant, digest, hashes)
+    async def clear(self) -> None:
+        """Make every extent without pins free, and everything in it void."""
+        for number in self._table.with_records():
+            extent = self._table.get(number)
+            if extent is not None and extent.idle:
+                await self._recycle(extent)
+                self._table.give_back(extent)
+
+    async def keys_of(self, number: int) -> list[bytes]:
+        """Keys of the records that may lie in an extent; none where it is not known or its footer is damaged."""
+        extent = self._table.get(number)
+        if extent is None or extent.state in (State.FREE, State.RECYCLING):
+            return []
+        return await self._keys(number, extent.generation, sealed=extent.state is State.SEALED)
+
+    async def _keys(self, number: int, generation: int, *, sealed: bool) -> list[bytes]:
+        if sealed:
+            return await self._calls.call(self._threads.stores, self._keys_in_footer, number, generation)
+        headers = await self._calls.call(self._threads.index_writer, self._index.headers, number, generation)
+        return _keys(b"".join(headers))
 
     # --- in threads ---
 
@@ -151,6 +176,15 @@ class Recycler:
         path = self._mover.path(extent)
         self._directory.files.discard(path)
         self._directory.device.remove(path)
+
+
+def report(told: OnEvicted, tenant: str, keys: Iterable[bytes]) -> None:
+    """Tell of records that are gone, one call for each namespace."""
+    by_digest: defaultdict[bytes, list[bytes]] = defaultdict(list)
+    for key in keys:
+        by_digest[key[:DIGEST_BYTES]].append(key[DIGEST_BYTES:])
+    for digest, hashes in by_digest.items():
+        told(tenant, digest, hashes)
 
 
 def _keys(headers: bytes) -> list[bytes]:

@@ -87,7 +87,7 @@ class Mover:
     def read(self, run: Run) -> list[Read]:
         """Read a run and check the content hash of each of its blocks."""
         try:
-            with self._files.use(self.path(run.extent)) as file:
+            with self._files.use(self.path(run.extent), make=False) as file:
                 self._device.read(file, run.offset, run.pieces())
         except DeviceError:
             if len(run.blocks) == 1:

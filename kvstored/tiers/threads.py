@@ -46,12 +46,13 @@ class VolumeThreads:
         self.store_count = min(STORE_THREADS_MAX, io_threads)
         self.loads = make_pool(self.load_count, f"nvme{number}-load", gives_way=True)
         self.stores = make_pool(self.store_count, f"nvme{number}-store", gives_way=True)
+        self.scrub = make_pool(1, f"nvme{number}-scrub", gives_way=True)
         self.index_reader = make_pool(1, f"nvme{number}-find", gives_way=False)
         self.index_writer = make_pool(1, f"nvme{number}-index", gives_way=False)
 
     def stop(self) -> None:
         """Let the threads end as soon as they are idle; no calls after this. Does not wait."""
-        for pool in (self.loads, self.stores, self.index_reader, self.index_writer):
+        for pool in (self.loads, self.stores, self.scrub, self.index_reader, self.index_writer):
             pool.shutdown(wait=False)
 
 
@@ -92,7 +93,8 @@ class Calls:
                     continue
             raise
 
-    async def ended(self) -> None:
-        """Wait for the calls that are under way now."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks))
+    async def ended(self, timeout_s: float = 0.0) -> bool:
+        """Wait for the calls that are under way now; whether they ended in time (0: however long it takes)."""
+        if not self._tasks:
+            return True
+        return not (await asyncio.wait(set(self._tasks), timeout=timeout_s or None))[1]

@@ -1,36 +1,43 @@
-"""One path of the NVMe tier: a directory with its extents and its index, sufficient in itself.
+"""One path of the NVMe tier, open: a directory with its extents and its index, sufficient in itself.
 
 State (the extent table) changes on the event loop, without awaiting; bytes move on I/O threads,
-the index changes on one thread and is read on another. A call has really ended when it returns,
-whatever the outcome: the tier keeps its calls from being cancelled half-way.
+the index changes on one thread and is read on another. A call that moves blocks has really ended
+when it returns, whatever the outcome: the tier keeps its calls from being cancelled half-way.
 
 The order of a store: data written, synced; index committed; then acknowledged.
+
+A volume that fails is READ_ONLY where only its writes fail, else OFF. From READ_ONLY it can
+`resume`, unless what its index holds is in doubt; else it is opened anew (see `recovery`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
 
 from kvstored.clock import Clock
-from kvstored.device.file import NoSpace
 from kvstored.errors import DeviceError
 from kvstored.keys import Namespace
 from kvstored.tiers.base import Health, Load, Record, Store
+from kvstored.tiers.condition import Condition
 from kvstored.tiers.directory import VolumeDirectory
 from kvstored.tiers.extent import ExtentTable
 from kvstored.tiers.formats import Placed
 from kvstored.tiers.index import Index
-from kvstored.tiers.recycling import OnEvicted, Recycler
+from kvstored.tiers.nvme_config import NvmeConfig
+from kvstored.tiers.recycling import Notices, Recycler, report
 from kvstored.tiers.runs import Block, Mover, Read, cut
-from kvstored.tiers.threads import VolumeThreads, call, call_all
+from kvstored.tiers.threads import VolumeThreads, call_all
 
-_log = logging.getLogger(__name__)
+# A bad sector spoils a record or a few neighbours, a device that is gone spoils all: so many in a row, without
+# one that can be read between them, are more than one call reads, and cost no record.
+UNREADABLE_IN_A_ROW_MAX: Final = 32
 
 
-class Volume:
+class Volume(Condition):
     """One path, open: its health, its extents, its index."""
 
     def __init__(
@@ -40,40 +47,58 @@ class Volume:
         index: Index,
         namespaces: Iterable[Namespace],
         threads: VolumeThreads,
-        run_bytes: int,
+        config: NvmeConfig,
         clock: Clock,
-        on_evicted: OnEvicted,
+        notices: Notices,
+        counts: Counter[str],
     ) -> None:
-        self.health = Health.OK
-        self.reason = ""
-        self.directory = directory
-        self.table = table
+        super().__init__(directory, table, threads, config, clock, counts)
         self.namespaces = {namespace.digest: namespace for namespace in namespaces}
-        self.counts: Counter[str] = Counter()
-        self._index = index
-        self._threads = threads
-        self._run_bytes = run_bytes
-        self._clock = clock
-        self._mover = Mover(directory.device, directory.files, directory.extents)
-        self._recycler = Recycler(directory, table, index, self._mover, threads, self.counts, on_evicted)
+        self.suspects: dict[int, None] = {}  # extents in which something was wrong, to be scrubbed first
+        self.mover = Mover(directory.device, directory.files, directory.extents)
+        self.index = index
+        self._run_bytes = config.run_bytes
+        self._wall = clock.wall
+        self._notices = notices
+        self._users = 0
+        self._unreadable_in_a_row = 0
+        self.recycler = Recycler(directory, table, index, self.mover, threads, self.calls, counts, notices.evicted)
         # One reservation at a time: the blocks of one call lie together, and recycling awaits.
         self._reserving = asyncio.Lock()
 
     async def settle(self) -> None:
         """After opening: give up extents beyond the capacity, seal those that were full."""
         try:
-            await self._recycler.shrink()
-            await self._recycler.seal_full()
+            await self.recycler.shrink()
+            await self.recycler.seal_full()
         except DeviceError as error:
-            self._degrade(error)
+            self.doubt(error)
 
     async def close(self) -> None:
-        """Let go of index, files, threads and directory. Searches end; no other call may be under way."""
-        self.health, self.reason = Health.OFF, "closed"
-        await call(self._threads.index_reader, _nothing)  # the searches before it have ended, and none comes after
-        await call(self._threads.index_writer, self._index.close)
-        self._threads.stop()
+        """Let go of index, files, threads and directory. Searches end; no other call may be under way.
+
+        Raises Late where a thread does not come back: what it may be using stays open then.
+        """
+        self.health, self.reason = Health.OFF, self.reason or "closed"
+        self.calls.renew()
+        await self.calls.ask(self.threads.index_reader, _nothing)  # the searches before it have ended, none follows
+        await self.calls.ask(self.threads.index_writer, self.index.close)
+        self.threads.stop()
         self.directory.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way, a thread has not come back from one, or a record is pinned."""
+        return bool(self._users or self.calls.running) or self.table.pinned
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Keep the volume from being closed meanwhile."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
 
     # --- finding ---
 
@@ -82,55 +107,83 @@ class Volume:
         if self.health is Health.OFF:
             return []
         try:
-            return await call(self._threads.index_reader, self._index.find, digest, hashes, prefix=prefix)
+            return await self.calls.ask(self.threads.index_reader, self.index.find, digest, hashes, prefix=prefix)
         except DeviceError as error:
-            self._degrade(error, Health.OFF)
+            self.turn(Health.OFF, str(error))
             return []
 
     async def page(self, digest: bytes, after: bytes, limit: int) -> list[tuple[bytes, Record]]:
         """See `Index.page`; raises DeviceError."""
         if self.health is Health.OFF:
             raise DeviceError(f"{self.directory.path} is off: {self.reason}")
-        return await call(self._threads.index_reader, self._index.page, digest, after, limit)
+        return await self.calls.ask(self.threads.index_reader, self.index.page, digest, after, limit)
 
     # --- loading ---
 
     async def load(self, loads: Sequence[Load]) -> list[bool]:
         """See `LowerTier.load`."""
-        valid = [i for i, load in enumerate(loads) if self.table.owner(load.record) is not None]
-        blocks = [_source(loads[i], i) for i in valid]
-        outcomes = await self._read(blocks)
-        bad = [loads[position] for position, outcome in outcomes.items() if outcome is not Read.OK]
-        await self._drop(bad)
+        if self.health is Health.OFF:
+            return [False] * len(loads)
+        with self.use():
+            valid = [i for i, load in enumerate(loads) if self.table.owner(load.record) is not None]
+            outcomes = await self._read([_source(loads[i], i) for i in valid])
+            bad = [loads[position] for position, outcome in outcomes.items() if outcome is not Read.OK]
+            if bad and await self.device_reads(list(outcomes.values())):
+                await self.drop([(load.digest + load.hash, load.record) for load in bad])
         # Asked again: a record that became void while it was read is not to be trusted.
         return [
             outcomes.get(i) is Read.OK and self.table.owner(load.record) is not None for i, load in enumerate(loads)
         ]
 
     async def _read(self, blocks: Sequence[Block]) -> dict[int, Read]:
-        runs = cut(blocks, self._run_bytes, self._threads.load_count)
-        read = await call_all(call(self._threads.loads, self._mover.read, run) for run in runs)
+        runs = cut(blocks, self._run_bytes, self.threads.load_count)
+        read = await call_all(self.calls.call(self.threads.loads, self.mover.read, run) for run in runs)
         outcomes: dict[int, Read] = {}
         for run, results in zip(runs, read, strict=True):
-            assert not isinstance(results, DeviceError), "a failed read is an outcome"
-            for block, outcome in zip(run.blocks, results, strict=True):
+            # A call that was not begun because the device hangs; else a failed read is an outcome.
+            found = [Read.UNREADABLE] * len(run.blocks) if isinstance(results, DeviceError) else results
+            for block, outcome in zip(run.blocks, found, strict=True):
                 self.counts[f"load_{outcome.value}_blocks"] += 1
                 outcomes[block.position] = outcome
+                if outcome is not Read.OK:
+                    self.suspects[block.extent] = None
+        if Read.OK in outcomes.values():
+            self._unreadable_in_a_row = 0
         return outcomes
 
-    async def _drop(self, loads: Sequence[Load]) -> None:
-        if not loads:
-            return
-        entries = [(load.digest + load.hash, load.record) for load in loads]
+    async def device_reads(self, outcomes: Sequence[Read]) -> bool:
+        """Whether it is the records that are bad, and not the device or its directory that is gone."""
+        if Read.OK in outcomes:
+            self._unreadable_in_a_row = 0
+        unreadable = sum(outcome is Read.UNREADABLE for outcome in outcomes)
+        self._unreadable_in_a_row += unreadable
+        if unreadable and self.health is not Health.OFF:
+            if self._unreadable_in_a_row > UNREADABLE_IN_A_ROW_MAX:
+                self.turn(Health.OFF, f"{self._unreadable_in_a_row} reads in a row failed")
+            await self.check()
+        return self.health is not Health.OFF
+
+    async def drop(self, entries: Sequence[tuple[bytes, Record]]) -> None:
+        """Remove records whose bytes are wrong, if they are there still, and tell of it."""
+        tenants = {self.table.owner(record) for _, record in entries} - {None}
         try:
-            self.table.apply(await call(self._threads.index_writer, self._index.remove_unchanged, entries))
+            delta = await self.calls.call(self.threads.index_writer, self.index.remove_unchanged, entries)
         except DeviceError as error:
-            self._degrade(error)
+            self.doubt(error)
+            return
+        self.table.apply(delta)
+        for tenant in tenants:
+            keys = [key for key, record in entries if self.table.owner(record) == tenant]
+            report(self._notices.dropped, tenant or "", keys)
 
     # --- storing ---
 
     async def store(self, tenant: str, stores: Sequence[Store]) -> list[bool]:
         """Write blocks, make them durable and findable; see `LowerTier.store`."""
+        with self.use():
+            return await self._store(tenant, stores)
+
+    async def _store(self, tenant: str, stores: Sequence[Store]) -> list[bool]:
         placed = await self._reserve(tenant, stores)
         delta: dict[int, tuple[int, int]] = {}
         written: set[int] = set()
@@ -138,10 +191,10 @@ class Volume:
             written = await self._write(placed)
             durable = [placed[i] for i in sorted(written)]
             if durable:
-                insert = self._index.insert
-                delta = await call(self._threads.index_writer, insert, tenant, durable, self._clock.wall())
+                insert = self.index.insert
+                delta = await self.calls.call(self.threads.index_writer, insert, tenant, durable, self._wall())
         except DeviceError as error:
-            self._degrade(error)
+            self.doubt(error)
             written = set()
         finally:
             self.table.settle(placed, delta)
@@ -161,19 +214,20 @@ class Volume:
 
     async def _make_ready(self, tenant: str) -> bool:
         try:
-            return await self._recycler.make_ready(tenant)
+            return await self.recycler.make_ready(tenant)
         except DeviceError as error:
-            self._write_failed(error)
+            self.recycler_failed(error)
             return False
 
     async def _write(self, placed: Sequence[Placed]) -> set[int]:
         """Write and sync; positions of the blocks that are durable."""
         blocks = [Block(p.extent, p.offset, p.store.address, p.store.size_bytes, b"", i) for i, p in enumerate(placed)]
-        runs = cut(blocks, self._run_bytes, self._threads.store_count)
-        outcomes = await call_all(call(self._threads.stores, self._mover.write, run) for run in runs)
+        runs = cut(blocks, self._run_bytes, self.threads.store_count)
+        stores, call = self.threads.stores, self.calls.call
+        outcomes = await call_all(call(stores, self.mover.write, run) for run in runs)
         written = [run for run, error in zip(runs, outcomes, strict=True) if not self._failed(run.extent, error)]
         extents = sorted({run.extent for run in written})
-        synced = await call_all(call(self._threads.stores, self._mover.sync, extent) for extent in extents)
+        synced = await call_all(call(stores, self.mover.sync, extent) for extent in extents)
         durable = {e for e, error in zip(extents, synced, strict=True) if not self._failed(e, error)}
         self.counts["written_bytes"] += sum(run.bytes for run in written)
         return {block.position for run in written if run.extent in durable for block in run.blocks}
@@ -182,22 +236,26 @@ class Volume:
         if error is None:
             return False
         self.table.fill(extent)
-        self._write_failed(error)
+        self.write_failed(error)
         return True
 
     async def _seal_full(self) -> None:
         try:
-            await self._recycler.seal_full()
+            await self.recycler.seal_full()
         except DeviceError as error:
-            self._write_failed(error)
+            self.recycler_failed(error)
 
     # --- the rest ---
 
-    async def remove(self, tenant: str, digest: bytes, hashes: Sequence[bytes]) -> int:
+    async def remove(self, tenant: str, keys: Sequence[bytes]) -> int:
         """Remove the tenant's entries; returns how many. Raises DeviceError: then they may be there still."""
-        keys = [digest + hash_ for hash_ in hashes]
-        delta = await call(self._threads.index_writer, self._index.remove, tenant, keys)
-        self.table.apply(delta)
+        with self.use():
+            try:
+                delta = await self.calls.ask(self.threads.index_writer, self.index.remove, tenant, keys)
+            except DeviceError as error:
+                self.doubt(error)
+                raise
+            self.table.apply(delta)
         return -sum(blocks for _, blocks in delta.values())
 
     async def remember(self, namespace: Namespace) -> None:
@@ -205,27 +263,15 @@ class Volume:
         if self.health is not Health.OK or namespace.digest in self.namespaces:
             return
         try:
-            await call(self._threads.index_writer, self._index.remember, namespace)
+            await self.calls.ask(self.threads.index_writer, self.index.remember, namespace)
         except DeviceError as error:
-            self._degrade(error)
+            self.doubt(error)
         else:
             self.namespaces[namespace.digest] = namespace
 
     async def sync(self) -> None:
         """Make the index durable once more, whatever it was opened with; raises DeviceError."""
-        await call(self._threads.index_writer, self._index.sync)
-
-    def _write_failed(self, error: DeviceError) -> None:
-        if isinstance(error, NoSpace):
-            self.counts["no_space"] += 1
-            self.table.stop_growing()
-        else:
-            self._degrade(error)
-
-    def _degrade(self, error: DeviceError, health: Health = Health.READ_ONLY) -> None:
-        if self.health is not Health.OFF and self.health is not health:
-            self.health, self.reason = health, str(error)
-            _log.error("%s is now %s: %s", self.directory.path, health.value, error)
+        await self.calls.ask(self.threads.index_writer, self.index.sync)
 
 
 def _nothing() -> None:

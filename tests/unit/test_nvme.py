@@ -31,14 +31,19 @@ class Harness:
             **settings,
         }
         self.evicted = []
+        self.dropped = []
         self.tier = self.make()
 
     def make(self, **settings):
         def note(tenant, digest, hashes):
             self.evicted += [(tenant, digest, hash_) for hash_ in hashes]
 
+        def note_dropped(tenant, digest, hashes):
+            self.dropped += [(tenant, digest, hash_) for hash_ in hashes]
+
         self.settings.update(settings)
-        return NvmeTier(NvmeConfig(**self.settings), self.device, SystemClock(), note)
+        config = NvmeConfig(**self.settings)
+        return NvmeTier(config, self.device, SystemClock(), note, on_dropped=note_dropped)
 
     async def restart(self, **settings):
         await self.tier.close()
@@ -281,7 +286,7 @@ async def test_a_path_that_cannot_be_written_is_read_only_and_the_other_goes_on(
     async with Harness(tmp_path, device, paths=2) as harness:
         await store(harness, blocks, names("a", 4))
         failing = harness.tier._volumes[0]
-        failing.directory.files._device = failing._mover._device = FakeDevice(faults=Faults(**{fault: 1.0}))
+        failing.directory.files._device = failing.mover._device = FakeDevice(faults=Faults(**{fault: 1.0}))
         assert await store(harness, blocks, names("b", 8)) == [True] * 8
         assert (failing.health, harness.tier.health) == (Health.READ_ONLY, Health.OK)
         assert "read_only" in harness.tier.properties()["path.0"]

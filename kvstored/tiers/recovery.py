@@ -1,0 +1,231 @@
+"""Looking after one path of the NVMe tier: opened, watched, and brought back when it failed.
+
+From READ_ONLY a volume goes on as soon as a small file can be written, synced and read back in
+its directory. One that is off, or whose index is in doubt, is closed and opened anew: once nobody
+uses it and no thread is in it any more. A path that could not be opened at the start is tried
+again in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvstored.clock import Clock
+from kvstored.errors import ConfigError, DeviceError
+from kvstored.keys import Namespace
+from kvstored.tiers.base import Health
+from kvstored.tiers.deadline import Late
+from kvstored.tiers.opening import VolumeOpener
+from kvstored.tiers.scrub import Scrubber
+from kvstored.tiers.volume import Volume
+
+BACK_OFF_MAX: Final = 12  # times `retry_s`: a minute by default
+SOON_S: Final = 0.05  # while the last users of a volume that is off leave it
+DELETES_MAX: Final = 65_536
+_log = logging.getLogger(__name__)
+
+
+class PathStatus(msgspec.Struct, frozen=True):
+    """What a path can do: for status. `retry_in_s` is 0 where nothing is to be retried."""
+
+    path: str
+    health: Health
+    reason: str
+    since_s: float  # wall clock
+    retry_in_s: float
+    direct_io: bool
+    scrubbed_bytes: int = 0
+    scrub_corrupt_blocks: int = 0
+    scrub_passed_s: float = 0.0  # wall clock, when the last complete pass ended; 0: none did
+
+
+class VolumePath:
+    """One path of the tier, open or not."""
+
+    def __init__(
+        self,
+        number: int,
+        path: Path,
+        opener: VolumeOpener,
+        clock: Clock,
+        retry_s: float,
+        known: dict[bytes, Namespace],
+    ) -> None:
+        self.number = number
+        self.path = path
+        self.volume: Volume | None = None
+        self.scrubber: Scrubber | None = None
+        self.counts: Counter[str] = Counter()
+        self._opener = opener
+        self._known = known  # namespaces, of all paths
+        self._clock = clock
+        self._retry_s = retry_s
+        self._back_off_s = retry_s
+        self._reason = "not open"
+        self._since_s = clock.wall()
+        self._retry_at_s = 0.0
+        self._place: tuple[int, int] | None = None
+        self._deletes: dict[bytes, str] = {}  # of blocks, while it is off: key and tenant
+        self._clear = False  # too many to keep
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # --- life ---
+
+    async def open(self) -> None:
+        """Open the path at the start. One whose device fails is off and tried again; raises ConfigError."""
+        try:
+            await self._open()
+        except DeviceError as error:
+            self._reason = str(error)
+            _log.error("%s is off: %s", self.path, error)
+
+    def watch(self) -> None:
+        """Look after it from here on."""
+        self._task = asyncio.ensure_future(self._run())
+
+    async def close(self, timeout_s: float) -> bool:
+        """Stop looking after it and close it. False: a thread did not come back from its device."""
+        self._stopping.set()
+        tasks = [self._task] if self._task is not None else []
+        if self.scrubber is not None:
+            self.scrubber.stop()
+            tasks.append(self.scrubber.task)
+        if tasks and (await asyncio.wait(tasks, timeout=timeout_s or None))[1]:
+            return False
+        volume, self.volume = self.volume, None
+        if volume is None:
+            return True
+        try:
+            await volume.close()
+        except Late as late:
+            _log.error("%s is left as it is: %s", self.path, late)
+            return False
+        return True
+
+    # --- looking after it ---
+
+    async def _run(self) -> None:
+        delay_s = self._retry_s
+        while not self._stopping.is_set():
+            self._retry_at_s = self._clock.monotonic() + delay_s
+            try:
+                await asyncio.wait_for(self._stopping.wait(), delay_s)
+            except TimeoutError:
+                delay_s = await self.step()
+
+    async def step(self) -> float:
+        """Look after the path once; seconds until the next time."""
+        volume = self.volume
+        if volume is not None and volume.health is Health.OK:
+            await volume.check()
+            if volume.no_room and volume.health is Health.OK:
+                await volume.look_for_room()
+        elif volume is not None and volume.health is Health.READ_ONLY:
+            await self._revive(volume)
+        if self.volume is None or self.volume.health is Health.OFF:
+            return await self._reopen()
+        return self._delay_s(ok=self.volume.health is Health.OK)
+
+    def _delay_s(self, *, ok: bool) -> float:
+        """Until the next look: longer after every one that changed nothing."""
+        delay_s = self._retry_s if ok else self._back_off_s
+        self._back_off_s = self._retry_s if ok else min(2 * self._back_off_s, BACK_OFF_MAX * self._retry_s)
+        return delay_s
+
+    async def _revive(self, volume: Volume) -> None:
+        await volume.check()
+        try:
+            if volume.health is Health.READ_ONLY:
+                await volume.probe()
+        except DeviceError as error:
+            volume.reason = str(error)
+            return
+        if volume.in_doubt:
+            volume.turn(Health.OFF, f"it is opened anew: {volume.reason}")
+        elif volume.health is Health.READ_ONLY:
+            volume.resume()
+
+    async def _reopen(self) -> float:
+        if self.volume is not None and not await self._let_go(self.volume):
+            return SOON_S if not self.volume.calls.given_up else self._delay_s(ok=False)
+        try:
+            await self._open()
+        except (ConfigError, DeviceError) as error:
+            self._reason = str(error)
+            return self._delay_s(ok=False)
+        _log.warning("%s is back", self.path)
+        return self._delay_s(ok=True)
+
+    async def _let_go(self, volume: Volume) -> bool:
+        """Close a volume that is off; False: it is in use, by a call or by a thread that has not come back."""
+        if volume.busy:
+            return False
+        if self.scrubber is not None:
+            self.scrubber.stop()
+            await asyncio.wait([self.scrubber.task])
+            self.scrubber = None
+        if volume.busy:
+            return False
+        self._reason, self._since_s = volume.reason, volume.since_s
+        self.volume = None
+        try:
+            await volume.close()
+        except DeviceError as error:  # nothing of it can be trusted any more, and nothing is used any more
+            _log.warning("closing %s: %s", self.path, error)
+        return True
+
+    async def _open(self) -> None:
+        volume = await self._opener.open(self.number, self.path, self.counts, self._place)
+        try:
+            await self._catch_up(volume)
+        except DeviceError:
+            await volume.close()
+            raise
+        self.volume, self._place = volume, volume.directory.place
+        self.scrubber = self._opener.scrubber(volume)
+
+    async def _catch_up(self, volume: Volume) -> None:
+        """What happened while it was off. Raises DeviceError."""
+        if self._clear:
+            await volume.recycler.clear()
+        for tenant in set(self._deletes.values()):
+            await volume.remove(tenant, [key for key, owner in self._deletes.items() if owner == tenant])
+        self._deletes, self._clear = {}, False
+        self._known.update(volume.namespaces)
+        for namespace in list(self._known.values()):
+            await volume.remember(namespace)
+
+    # --- asked by the tier ---
+
+    def note_deletes(self, tenant: str, digest: bytes, hashes: Sequence[bytes]) -> None:
+        """Blocks were deleted while the path is off: as soon as it is back they go, past a limit all others too."""
+        if len(self._deletes) + len(hashes) > DELETES_MAX:
+            self._clear = True
+            self._deletes.clear()
+        if not self._clear:
+            self._deletes.update((digest + hash_, tenant) for hash_ in hashes)
+
+    def status(self) -> PathStatus:
+        """For people."""
+        volume, scrub = self.volume, self.scrubber
+        health = volume.health if volume is not None else Health.OFF
+        left_s = max(0.0, self._retry_at_s - self._clock.monotonic())
+        return PathStatus(
+            path=str(self.path),
+            health=health,
+            reason=volume.reason if volume is not None else self._reason,
+            since_s=volume.since_s if volume is not None else self._since_s,
+            retry_in_s=0.0 if health is Health.OK else left_s,
+            direct_io=volume is not None and volume.directory.direct,
+            scrubbed_bytes=self.counts["scrubbed_bytes"],
+            scrub_corrupt_blocks=self.counts["scrub_corrupt_blocks"],
+            scrub_passed_s=scrub.passed_s if scrub is not None else 0.0,
+        )

@@ -1,0 +1,267 @@
+"""The NVMe tier on a device that fails for a while: what it answers meanwhile, and that it comes back."""
+
+import asyncio
+import os
+
+import pytest
+
+from kvstored.testing.contract_lower_tier import DIGEST, Blocks, block_hash, content, find, load_all
+from kvstored.testing.faulty import FakeDevice, Faults
+from kvstored.tiers.base import Health
+from tests.unit.test_nvme import EXTENT_BYTES, Harness, names, store
+
+
+@pytest.fixture
+def blocks():
+    made = Blocks()
+    yield made
+    made.close()
+
+
+def faulty_harness(tmp_path, **settings):
+    # Nothing is looked after or scrubbed by itself: the tests say when.
+    quiet = {"retry_s": 3600.0, "scrub_bytes_per_s": 0, **settings}
+    return Harness(tmp_path, FakeDevice(seed=1), **quiet)
+
+
+async def back(harness, *, turns=20):
+    """Look after the paths until all are well, a few times."""
+    for _ in range(turns):
+        await harness.tier.look_after()
+        if all(path.health is Health.OK for path in harness.tier.paths()):
+            return True
+    return False
+
+
+async def until(reached):
+    async with asyncio.timeout(20):
+        while not reached():  # noqa: ASYNC110 - a thread or a timer brings it about
+            await asyncio.sleep(0.005)
+
+
+# --- writes that fail ---
+
+
+@pytest.mark.parametrize(
+    "fault", [{"write_error": 1.0}, {"sync_error": 1.0}, {"read_only": True}], ids=["write", "sync", "read_only"]
+)
+async def test_a_path_that_could_not_be_written_takes_writes_again_when_it_can(tmp_path, blocks, fault):
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 3))
+        harness.device.faults = Faults(**fault)
+        assert await store(harness, blocks, names("b", 3)) == [False] * 3
+        assert harness.tier.health is Health.READ_ONLY
+        assert await load_all(harness, blocks, "t", names("a", 3)) == {n: content(n, 16384) for n in names("a", 3)}
+        assert not await back(harness)
+        (told,) = harness.tier.paths()
+        assert told.reason
+        assert "tried again in" in harness.tier.properties()["path.0"]
+        harness.device.faults = Faults()
+        assert await back(harness)
+        assert await store(harness, blocks, names("b", 3)) == [True] * 3
+        assert len(await load_all(harness, blocks, "t", names("a", 3) + names("b", 3))) == 6
+
+
+async def test_an_extent_in_doubt_is_never_appended_to(tmp_path, blocks):
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, ["a"])
+        harness.device.faults = Faults(write_error=1.0)
+        await store(harness, blocks, ["b"])
+        harness.device.faults = Faults()
+        assert await back(harness)
+        await store(harness, blocks, ["c"])
+        (a, c) = await find(harness, "t", ["a", "c"])
+        assert a.location.extent != c.location.extent
+
+
+async def test_a_full_file_system_that_gets_room_again_gives_the_tier_its_size_back(tmp_path, blocks):
+    async with faulty_harness(tmp_path) as harness:
+        harness.device.faults = Faults(space_bytes=EXTENT_BYTES)
+        for name in names("a", 20):
+            await store(harness, blocks, [name])
+        assert harness.tier.health is Health.OK
+        small = harness.tier.usage().capacity_bytes
+        assert small < 4 * EXTENT_BYTES
+        await harness.tier.look_after()
+        assert harness.tier.usage().capacity_bytes == small
+        harness.device.faults = Faults()
+        await harness.tier.look_after()
+        harness.audit()
+        assert harness.tier.usage().capacity_bytes == 4 * EXTENT_BYTES
+        assert all([(await store(harness, blocks, [name]))[0] for name in names("b", 20)])
+
+
+# --- directories that are gone ---
+
+
+async def test_a_directory_that_is_gone_is_off_and_comes_back_with_its_blocks(tmp_path, blocks):
+    async with faulty_harness(tmp_path, paths=2) as harness:
+        await store(harness, blocks, names("a", 8))
+        held = await find(harness, "t", names("a", 8))
+        numbers = {record.location.volume for record in held}
+        assert numbers == {0, 1}
+        (tmp_path / "drive0").rename(tmp_path / "away")
+        await harness.tier.look_after()
+        assert [path.health for path in harness.tier.paths()] == [Health.OFF, Health.OK]
+        assert "gone" in harness.tier.paths()[0].reason
+        assert 0 < len(await load_all(harness, blocks, "t", names("a", 8))) < 8
+        assert await store(harness, blocks, names("b", 4)) == [True] * 4
+        assert not (tmp_path / "drive0").exists(), "nothing is made where a mount point may be"
+        (tmp_path / "away").rename(tmp_path / "drive0")
+        assert await back(harness)
+        assert len(await load_all(harness, blocks, "t", names("a", 8) + names("b", 4))) == 12
+        assert {record.location.volume for record in await find(harness, "t", names("a", 8))} == numbers
+
+
+async def test_blocks_deleted_while_a_path_was_off_do_not_come_back_with_it(tmp_path, blocks):
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 4))
+        (tmp_path / "drive0").rename(tmp_path / "away")
+        await harness.tier.look_after()
+        await harness.tier.delete("t", DIGEST, [block_hash("a0")])
+        (tmp_path / "away").rename(tmp_path / "drive0")
+        assert await back(harness)
+        assert set(await load_all(harness, blocks, "t", names("a", 4))) == {"a1", "a2", "a3"}
+
+
+async def test_a_directory_that_was_deleted_is_used_again_once_it_is_made(tmp_path, blocks):
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 4))
+        (tmp_path / "drive0").rename(tmp_path / "deleted")
+        assert not await back(harness)
+        (tmp_path / "drive0").mkdir()
+        assert await back(harness)
+        assert await load_all(harness, blocks, "t", names("a", 4)) == {}
+        assert await store(harness, blocks, names("b", 4)) == [True] * 4
+        assert harness.tier.usage().blocks == 4
+
+
+async def test_a_path_that_was_absent_at_the_start_joins_later(tmp_path, blocks):
+    (tmp_path / "drive0").write_bytes(b"a file, not a directory")
+    async with faulty_harness(tmp_path, paths=2) as harness:
+        await harness.tier.remember_namespace("t", DIGEST, b"encoding", {"model": "m"})
+        assert await store(harness, blocks, ["a"]) == [True]
+        (tmp_path / "drive0").unlink()
+        assert await back(harness)
+        assert await store(harness, blocks, names("b", 8)) == [True] * 8
+        records = await find(harness, "t", ["a", *names("b", 8)])
+        assert {record.location.volume for record in records} == {0, 1}
+        assert records[0].location.volume == 1
+        await harness.restart()
+        assert len(await load_all(harness, blocks, "t", ["a", *names("b", 8)])) == 9
+        assert [n.digest for n in harness.tier._volumes[0].namespaces.values()] == [DIGEST]
+
+
+# --- reads that fail ---
+
+
+async def test_many_reads_that_fail_in_a_row_turn_the_path_off_and_cost_no_record(tmp_path, blocks):
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 60), size=4096)
+        harness.device.faults = Faults(read_error=1.0)
+        assert await load_all(harness, blocks, "t", names("a", 60)) == {}
+        assert harness.tier.health is Health.OFF
+        harness.device.faults = Faults()
+        assert await back(harness)
+        assert len(await load_all(harness, blocks, "t", names("a", 60))) == 60
+
+
+async def test_an_unreadable_record_is_dropped_told_of_and_makes_room_by_recycling_only(tmp_path, blocks):
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, ["a"])
+        harness.device.faults = Faults(read_error=1.0)
+        assert await load_all(harness, blocks, "t", ["a"]) == {}
+        harness.device.faults = Faults()
+        assert harness.tier.health is Health.OK
+        assert await find(harness, "t", ["a"]) == [None]
+        assert harness.dropped == [("t", DIGEST, block_hash("a"))]
+        harness.audit()
+
+
+@pytest.mark.parametrize("fault", ["torn", "misdirected"])
+async def test_writes_that_lie_are_never_served(tmp_path, blocks, fault):
+    async with faulty_harness(tmp_path) as harness:
+        harness.device.faults = Faults(**{fault: 0.2})
+        for i in range(12):
+            await store(harness, blocks, names(f"{i}-", 7))
+        harness.device.faults = Faults()
+        wanted = [name for i in range(12) for name in names(f"{i}-", 7)]
+        loaded = await load_all(harness, blocks, "t", wanted)
+        assert loaded == {name: content(name, 16384) for name in loaded}
+        assert harness.tier.counters()["load_corrupt_blocks"] > 0
+        harness.audit()
+        await harness.restart()
+        again = await load_all(harness, blocks, "t", wanted)
+        assert again == loaded
+
+
+# --- devices that do not answer ---
+
+
+@pytest.mark.parametrize("call", ["read", "write", "sync"])
+async def test_a_device_that_hangs_turns_its_path_off_and_its_memory_stays_busy(tmp_path, blocks, call):
+    async with faulty_harness(tmp_path, io_deadline_s=0.05) as harness:
+        await store(harness, blocks, names("a", 3))
+        (record,) = await find(harness, "t", ["a0"])
+        blocks.reset()
+        harness.device.hold(call)
+        if call == "read":
+            task = asyncio.ensure_future(harness.tier.load([blocks.load("a0", record)]))
+        else:
+            task = asyncio.ensure_future(harness.tier.store("t", [blocks.store("b", 16384)]))
+        await asyncio.to_thread(harness.device.held.wait)
+        await until(lambda: harness.tier.health is Health.OFF)
+        assert not task.done(), "its thread is still at the memory"
+        assert await harness.tier.find("t", DIGEST, [block_hash("a0")], prefix=True) == []
+        assert await harness.tier.load([blocks.load("a0", record)]) == [False]
+        assert await harness.tier.store("t", [blocks.store("c", 4096)]) == [False]
+        await harness.tier.look_after()
+        assert harness.tier.health is Health.OFF, "not while a thread is in it"
+        harness.device.release()
+        await task
+        assert await back(harness)
+        assert harness.tier.counters()["late_calls"] == 1
+        assert set(await load_all(harness, blocks, "t", names("a", 3))) == set(names("a", 3))
+        assert await store(harness, blocks, ["d"]) == [True]
+
+
+async def test_a_device_that_hangs_when_it_is_opened_is_off_until_it_answers(tmp_path, blocks):
+    harness = faulty_harness(tmp_path, io_deadline_s=0.05)
+    harness.device.hold("place")
+    async with harness:
+        assert harness.tier.health is Health.OFF
+        await harness.tier.look_after()
+        assert "not answer" in harness.tier.paths()[0].reason
+        harness.device.release()
+        await until(lambda: not harness.tier._opener.stuck)
+        assert await back(harness)
+        assert await store(harness, blocks, ["a"]) == [True]
+
+
+async def test_a_tier_whose_device_hangs_can_be_closed(tmp_path, blocks):
+    harness = faulty_harness(tmp_path, io_deadline_s=0.05)
+    await harness.tier.open()
+    harness.device.hold("write")
+    task = asyncio.ensure_future(harness.tier.store("t", [blocks.store("a", 4096)]))
+    await asyncio.to_thread(harness.device.held.wait)
+    await harness.tier.close()
+    assert harness.tier.stuck
+    harness.device.release()
+    assert await task == [False]
+
+
+# --- descriptors ---
+
+
+async def test_coming_back_again_and_again_leaks_nothing(tmp_path, blocks):
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 4))
+        counts = []
+        for _ in range(4):
+            (tmp_path / "drive0").rename(tmp_path / "away")
+            await harness.tier.look_after()
+            (tmp_path / "away").rename(tmp_path / "drive0")
+            assert await back(harness)
+            assert len(await load_all(harness, blocks, "t", names("a", 4))) == 4
+            counts.append(len(os.listdir("/proc/self/fd")))
+        assert counts[1] == counts[-1]
