@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstored.testing.memory_lmdb import Environment, IndexFiles, Trouble
+from kvstored.tiers.directory import VolumeDirectory
 from kvstored.tiers.index import Index
 
 
@@ -33,3 +34,9 @@ class MemoryIndex(Index):
     def _open_environment(self) -> Any:
         self._trouble.reading()
         return Environment(self.files, map_bytes=self._map_bytes, sync=self._syncs, trouble=self._trouble)
+
+    def _prepare(self, directory: VolumeDirectory) -> None:
+        """What is in memory is neither damaged nor lost."""
+
+    def _mark_clean(self, directory: VolumeDirectory) -> None:
+        """There is no file to mark."""

@@ -7,25 +7,15 @@ import uuid
 from pathlib import Path
 from typing import Final, TypeAlias
 
-import msgspec
-
 from kvstored.device.file import ALIGN_BYTES, FileDevice
 from kvstored.device.handles import OpenFiles
-from kvstored.errors import ConfigError, CorruptData, DeviceError
+from kvstored.errors import ConfigError, DeviceError
 from kvstored.tiers.formats import FORMAT_VERSION
+from kvstored.tiers.markers import MARKER, VolumeFormat, read_markers, write_markers
 
-MARKER: Final = "FORMAT"
 PROBE: Final = "PROBE"
 Place: TypeAlias = tuple[int, int]
 """File system and inode of a directory."""
-
-
-class VolumeFormat(msgspec.Struct):
-    """Content of the file `FORMAT`."""
-
-    format: int
-    volume: str = ""
-    extent_bytes: int = 0
 
 
 class VolumeDirectory:
@@ -36,7 +26,11 @@ class VolumeDirectory:
         self.path = path
         self.index = path / "index"
         self.extents = path / "extents"
+        self.namespaces = path / "namespaces"
+        self.tombstones = path / "tombstones"
         self.identity = b""
+        self.extent_bytes = 0
+        self.old_format = False
         self.direct = False
         self.files = OpenFiles(device, direct=False, limit=open_files_max)
         self.place: Place | None = None  # file system and inode, once open
@@ -50,7 +44,8 @@ class VolumeDirectory:
         made, and no volume on another file system, which may be the one below a mount point.
 
         Raises ConfigError where another process has it, it is no volume or one that this version
-        cannot read, or direct I/O is demanded and refused; DeviceError where the device fails.
+        cannot read, or direct I/O is demanded and refused; DeviceError where the device fails,
+        CorruptData where nothing tells any more whose it is.
         """
         if was is None:
             self.device.make_directory(self.path)
@@ -107,13 +102,15 @@ class VolumeDirectory:
         """What the file system has left; raises DeviceError."""
         return self.device.free_bytes(self.path)
 
+    def upgrade(self) -> None:
+        """Note that everything is of the present format now; raises DeviceError."""
+        if self.old_format:
+            write_markers(self.device, self.path, VolumeFormat(FORMAT_VERSION, self.identity.hex(), self.extent_bytes))
+            self.old_format = False
+
     def _open_locked(self, extent_bytes: int, require_direct_io: bool) -> None:
-        marker = self.path / MARKER
-        stored = self.device.read_whole(marker)
-        if stored is None:
-            stored = self._create(marker, extent_bytes)
-        self.identity = self._check(marker, stored, extent_bytes)
-        self.direct = self.device.allows_direct_io(marker)
+        self._check(read_markers(self.device, self.path) or self._create(extent_bytes), extent_bytes)
+        self.direct = self.device.allows_direct_io(self.path / MARKER)
         if require_direct_io and not self.direct:
             raise ConfigError(
                 f"nvme.require_direct_io is true, but the file system of {self.path} refuses O_DIRECT: "
@@ -123,31 +120,25 @@ class VolumeDirectory:
             self.device.make_directory(directory)
         self.files = OpenFiles(self.device, direct=self.direct, limit=self._open_files_max)
 
-    def _create(self, marker: Path, extent_bytes: int) -> bytes:
+    def _create(self, extent_bytes: int) -> VolumeFormat:
         for directory in (self.index, self.extents):
             if self.device.exists(directory):
                 raise ConfigError(f"nvme.paths: {self.path} has {directory.name}/ but no FORMAT file: empty it first")
         fresh = VolumeFormat(FORMAT_VERSION, uuid.uuid4().hex, extent_bytes)
-        stored = msgspec.json.encode(fresh)
-        self.device.replace(marker, stored)
-        return stored
+        write_markers(self.device, self.path, fresh)
+        return fresh
 
-    def _check(self, marker: Path, stored: bytes, extent_bytes: int) -> bytes:
-        try:
-            found = msgspec.json.decode(stored, type=VolumeFormat)
-            identity = bytes.fromhex(found.volume)
-        except ValueError as error:
-            raise CorruptData(f"{marker} is damaged: {error}") from error
+    def _check(self, found: VolumeFormat, extent_bytes: int) -> None:
         if found.format > FORMAT_VERSION:
             raise ConfigError(
                 f"nvme.paths: {self.path} has format {found.format}, this kvstored reads up to {FORMAT_VERSION}: "
                 "upgrade kvstored, or name another directory"
             )
-        if len(identity) != 16:
-            raise CorruptData(f"{marker} is damaged: a volume's identity has 16 bytes, not {len(identity)}")
         if found.extent_bytes != extent_bytes:
             raise ConfigError(
                 f"nvme.extent_bytes is {extent_bytes}, but {self.path} was made with {found.extent_bytes}: "
                 "set it to that, or empty the directory"
             )
-        return identity
+        self.identity = bytes.fromhex(found.volume)
+        self.extent_bytes = found.extent_bytes
+        self.old_format = found.format < FORMAT_VERSION

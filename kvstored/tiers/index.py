@@ -4,41 +4,49 @@ Every call blocks. Those that change something run on one thread of their own, a
 transaction that is durable when it returns; the rows of extents change together with the records
 in them, so that the counts are right after any restart. Those that only read run on one other
 thread. (LMDB's reader locks are on: with `lock=False` a reader would see pages being reused.)
+Entries that are damaged are as good as absent.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import lmdb
-import msgspec
 
-from kvstored.errors import DeviceError
+from kvstored.errors import CorruptData, DeviceError
 from kvstored.keys import Namespace, slot_bytes
 from kvstored.tiers.base import Location, Record
+from kvstored.tiers.beside import Beside
+from kvstored.tiers.directory import VolumeDirectory
 from kvstored.tiers.formats import (
+    DATABASES,
     DIGEST_BYTES,
     ExtentRow,
+    Kind,
     Placed,
     State,
-    lies_in,
     pack_extent_key,
     pack_header,
     pack_journal_key,
+    pack_namespace,
     pack_record,
     pack_row,
     unpack_headers,
+    unpack_namespace,
     unpack_record,
     unpack_row,
+    with_crc,
 )
-from kvstored.tiers.transaction import MapFull, Rows, Txn, lmdb_errors
+from kvstored.tiers.index_check import mark_clean, prepare
+from kvstored.tiers.tombstones import Tombstone
+from kvstored.tiers.transaction import MapFull, Rows, Txn, drop_journal, journal_of, keys_in, lmdb_errors, remove_from
 
 T = TypeVar("T")
 _MAP_BYTES_MAX: Final = 1 << 40
-_DATABASES: Final = (b"records", b"extents", b"journal", b"namespaces")
 
 
 class Index:
@@ -51,63 +59,108 @@ class Index:
         self._env: Any = None
         # Held by readers throughout: the map may only grow while no transaction is open.
         self._growing = threading.Lock()
+        self._directory: VolumeDirectory | None = None
+        self._beside: Beside | None = None
 
-    def open(self) -> None:
-        """Raises DeviceError where the environment cannot be opened, CorruptData where it is damaged."""
-        with lmdb_errors(self._path):
+    def open(self, directory: VolumeDirectory | None = None) -> None:
+        """Open the index, made if need be. Raises DeviceError, or CorruptData where it is damaged.
+
+        With the volume's directory it is checked first and made anew from the extents where it is
+        damaged or lost, and deletes and namespaces outlast it; without, it stands alone.
+        """
+        if directory is not None:
+            self._prepare(directory)
+        with self._errors():
             self._env = self._open_environment()
-            self._records, self._extents, self._journal, self._namespaces = map(self._env.open_db, _DATABASES)
+            self._records, self._extents, self._journal, self._namespaces = map(self._env.open_db, DATABASES)
+        if directory is not None:
+            self._directory, self._beside = directory, Beside(directory)
+            self._beside.open(self.namespaces(), self.rows())
+
+    # What a simulation overrides; everything else here runs on whatever these give.
 
     def _open_environment(self) -> Any:
-        """What a simulation overrides: everything else here runs on whatever it gives."""
         return lmdb.open(
             str(self._path),
             map_size=self._map_bytes,
-            max_dbs=len(_DATABASES),
+            max_dbs=len(DATABASES),
             mode=0o600,
             sync=True,
             metasync=True,
             readahead=False,
         )
 
+    def _prepare(self, directory: VolumeDirectory) -> None:
+        prepare(directory)
+
+    def _mark_clean(self, directory: VolumeDirectory) -> None:
+        mark_clean(directory.device, self._path)
+
     def close(self) -> None:
         """Let go of the environment; everything committed is durable already."""
         if self._env is not None:
             self._env.close()
+        if self._beside is not None:
+            self._beside.close()
+        if self._directory is not None:
+            self._mark_clean(self._directory)
+            self._directory = None
 
     # --- reading (reader thread) ---
 
     def find(self, digest: bytes, hashes: Sequence[bytes], *, prefix: bool) -> list[Record | None]:
         """Entries in the order of the hashes; with `prefix` the list ends before the first miss."""
         found: list[Record | None] = []
-        with self._growing, lmdb_errors(self._path), self._env.begin(self._records) as txn:
+        with self._growing, self._errors(), self._env.begin(self._records) as txn:
             for hash_ in hashes:
-                value = txn.get(digest + hash_)
-                if value is None and prefix:
+                record = self._record(txn, digest + hash_)
+                if record is None and prefix:
                     break
-                found.append(None if value is None else unpack_record(value, self._volume))
+                found.append(record)
         return found
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            with lmdb_errors(self._path):
+                yield
+        except CorruptData:
+            self._directory = None  # what has shown damage is not closed as clean
+            raise
+
+    def _record(self, txn: Txn, key: bytes) -> Record | None:
+        value = txn.get(key, db=self._records)
+        return None if value is None else self._unpack(key, value)
+
+    def _unpack(self, key: bytes, value: bytes) -> Record | None:
+        try:
+            return unpack_record(key, value, self._volume)
+        except CorruptData:
+            self._directory = None
+            return None
 
     def page(self, digest: bytes, after: bytes, limit: int) -> list[tuple[bytes, Record]]:
         """At most `limit` entries (key, record) whose key begins with `digest` and comes after `after`."""
         page: list[tuple[bytes, Record]] = []
-        with self._growing, lmdb_errors(self._path), self._env.begin(self._records) as txn:
+        with self._growing, self._errors(), self._env.begin(self._records) as txn:
             cursor = txn.cursor()
             more = cursor.set_range(max(digest, after + b"\0" if after else b""))
             while more and len(page) < limit and cursor.key().startswith(digest):
-                page.append((cursor.key(), unpack_record(cursor.value(), self._volume)))
+                record = self._unpack(cursor.key(), cursor.value())
+                if record is not None:
+                    page.append((cursor.key(), record))
                 more = cursor.next()
         return page
 
     def rows(self) -> list[ExtentRow]:
         """Every extent of the volume."""
-        with self._growing, lmdb_errors(self._path), self._env.begin(self._extents) as txn:
+        with self._growing, self._errors(), self._env.begin(self._extents) as txn:
             return [unpack_row(key, value) for key, value in txn.cursor()]
 
     def namespaces(self) -> list[Namespace]:
         """Every namespace that was remembered."""
-        with self._growing, lmdb_errors(self._path), self._env.begin(self._namespaces) as txn:
-            return [msgspec.msgpack.decode(value, type=Namespace) for _, value in txn.cursor()]
+        with self._growing, self._errors(), self._env.begin(self._namespaces) as txn:
+            return [unpack_namespace(digest, value) for digest, value in txn.cursor()]
 
     # --- changing (writer thread) ---
 
@@ -134,20 +187,18 @@ class Index:
             row.header_bytes += len(header)
             journal.setdefault((p.extent, p.generation), (p.offset, []))[1].append(header)
         for (extent, generation), (offset, headers) in journal.items():
-            txn.put(pack_journal_key(extent, generation, offset), b"".join(headers), db=self._journal)
+            key = pack_journal_key(extent, generation, offset)
+            txn.put(key, with_crc(Kind.JOURNAL, key, b"".join(headers)), db=self._journal)
         rows.save()
         return rows.delta
 
     def _holds(self, txn: Txn, rows: Rows, key: bytes) -> bool:
-        value = txn.get(key, db=self._records)
-        if value is None:
-            return False
-        location = unpack_record(value, self._volume).location
-        row = rows.get(location.extent)
-        return row is not None and row.generation == location.generation
+        record = self._record(txn, key)
+        row = None if record is None else rows.get(record.location.extent)
+        return row is not None and record is not None and row.generation == record.location.generation
 
     def remove(self, tenant: str, keys: Iterable[bytes]) -> dict[int, tuple[int, int]]:
-        """Remove the tenant's entries among these keys; returns what died, as negative counts."""
+        """Remove the tenant's entries among these keys, for good; returns what died, as negative counts."""
         return self._update(lambda txn: self._remove(txn, [(key, None) for key in keys], tenant))
 
     def remove_unchanged(self, entries: Sequence[tuple[bytes, Record]]) -> dict[int, tuple[int, int]]:
@@ -158,20 +209,26 @@ class Index:
         self, txn: Txn, entries: Sequence[tuple[bytes, Record | None]], tenant: str | None
     ) -> dict[int, tuple[int, int]]:
         rows = Rows(txn, self._extents)
+        removed: list[Tombstone] = []
         for key, expected in entries:
-            value = txn.get(key, db=self._records)
-            if value is None:
+            record = self._record(txn, key)
+            if record is None:
+                txn.delete(key, db=self._records)  # nothing, or damaged
                 continue
-            record = unpack_record(value, self._volume)
-            row = rows.get(record.location.extent)
-            valid = row is not None and row.generation == record.location.generation
+            place = record.location
+            row = rows.get(place.extent)
+            valid = row is not None and row.generation == place.generation
             if row is not None and valid and tenant not in (None, row.tenant):
                 continue
             if expected is None or expected == record:
                 txn.delete(key, db=self._records)
+                removed.append(Tombstone(key, place.extent, place.generation, place.offset))
                 if row is not None and valid:
                     rows.count(row, -slot_bytes(record.size_bytes), -1)
         rows.save()
+        if tenant is not None and self._beside is not None:
+            # Durable before the transaction is: what a delete took away stays away, whatever happens to the index.
+            self._beside.deleted(removed)
         return rows.delta
 
     # --- the life of an extent (writer thread) ---
@@ -179,12 +236,12 @@ class Index:
     def headers(self, extent: int, generation: int) -> list[bytes]:
         """Headers of an unsealed extent, in the order of commits, without those whose entry is gone."""
         kept: list[bytes] = []
-        with lmdb_errors(self._path), self._env.begin() as txn:
-            for value in self._journal_of(txn, extent, generation):
+        with self._errors(), self._env.begin() as txn:
+            for value in journal_of(txn, self._journal, extent, generation):
                 for header, raw in unpack_headers(value):
-                    entry = txn.get(header.digest + header.hash, db=self._records)
+                    entry = self._record(txn, header.digest + header.hash)
                     place = Location(self._volume, extent, generation, header.offset)
-                    if entry is not None and unpack_record(entry, self._volume).location == place:
+                    if entry is not None and entry.location == place:
                         kept.append(raw)
         return kept
 
@@ -195,7 +252,7 @@ class Index:
             rows = Rows(txn, self._extents)
             row = rows.open(sealed.extent, sealed.generation, sealed.tenant)
             row.state, row.sequence = State.SEALED, sealed.sequence
-            self._drop_journal(txn, sealed.extent)
+            drop_journal(txn, self._journal, sealed.extent)
             rows.save()
 
         self._update(seal)
@@ -208,7 +265,10 @@ class Index:
         `keys` are those that may lie in it; where they are unknown or too few the whole index is
         searched. Returns the keys that were removed, and what died as negative counts.
         """
-        return self._update(lambda txn: self._recycle(txn, extent, generation, keys or ()))
+        recycled = self._update(lambda txn: self._recycle(txn, extent, generation, keys or ()))
+        if self._beside is not None:
+            self._beside.recycled(self.rows)
+        return recycled
 
     def _recycle(
         self, txn: Txn, extent: int, generation: int, keys: Sequence[bytes]
@@ -216,57 +276,37 @@ class Index:
         row = Rows(txn, self._extents).get(extent)
         if row is None:  # opened, and nothing was ever committed in it
             return [], {}
-        removed = [key for key in keys if self._remove_from(txn, row, key)]
+        removed = [key for key in keys if remove_from(txn, self._records, row, key)]
         if len(removed) < row.live_blocks:
-            removed += [key for key in self._all_keys(txn, row) if self._remove_from(txn, row, key)]
-        self._drop_journal(txn, extent)
+            rest = keys_in(txn, self._records, row)
+            removed += [key for key in rest if remove_from(txn, self._records, row, key)]
+        drop_journal(txn, self._journal, extent)
         value = pack_row(ExtentRow(extent, generation, row.tenant, State.FREE))
         txn.put(pack_extent_key(extent), value, db=self._extents)
         return removed, {extent: (-row.live_bytes, -row.live_blocks)}
-
-    def _remove_from(self, txn: Txn, row: ExtentRow, key: bytes) -> bool:
-        value = txn.get(key, db=self._records)
-        lies_here = value is not None and lies_in(value, row.extent, row.generation)
-        return lies_here and txn.delete(key, db=self._records)
 
     def forget(self, extent: int) -> None:
         """The extent's file is about to be removed."""
         self._update(lambda txn: txn.delete(pack_extent_key(extent), db=self._extents))
 
-    def _all_keys(self, txn: Txn, row: ExtentRow) -> list[bytes]:
-        return [key for key, value in txn.cursor(self._records) if lies_in(value, row.extent, row.generation)]
-
-    def _journal_of(self, txn: Txn, extent: int, generation: int) -> Iterable[bytes]:
-        prefix = pack_journal_key(extent, generation, 0)[:8]
-        cursor = txn.cursor(self._journal)
-        more = cursor.set_range(prefix)
-        while more and cursor.key().startswith(prefix):
-            yield cursor.value()
-            more = cursor.next()
-
-    def _drop_journal(self, txn: Txn, extent: int) -> None:
-        cursor = txn.cursor(self._journal)
-        prefix = pack_extent_key(extent)
-        while cursor.set_range(prefix) and cursor.key().startswith(prefix):
-            cursor.delete()
-
     # --- the rest (writer thread) ---
 
     def remember(self, namespace: Namespace) -> None:
         """Keep what a digest stands for."""
-        value = msgspec.msgpack.encode(namespace)
         assert len(namespace.digest) == DIGEST_BYTES
-        self._update(lambda txn: txn.put(namespace.digest, value, db=self._namespaces))
+        self._update(lambda txn: txn.put(namespace.digest, pack_namespace(namespace), db=self._namespaces))
+        if self._beside is not None:
+            self._beside.remember(namespace)
 
     def sync(self) -> None:
         """Make everything durable."""
-        with lmdb_errors(self._path):
+        with self._errors():
             self._env.sync(True)
 
     def _update(self, change: Callable[[Txn], T]) -> T:
         while True:
             try:
-                with lmdb_errors(self._path), self._env.begin(write=True) as txn:
+                with self._errors(), self._env.begin(write=True) as txn:
                     return change(txn)
             except MapFull as error:
                 self._grow(error)
@@ -274,6 +314,6 @@ class Index:
     def _grow(self, error: DeviceError) -> None:
         if self._map_bytes >= _MAP_BYTES_MAX:
             raise DeviceError(f"{self._path}: the index has reached its limit of {_MAP_BYTES_MAX} bytes") from error
-        with self._growing, lmdb_errors(self._path):
+        with self._growing, self._errors():
             self._map_bytes = 2 * self._env.info()["map_size"]
             self._env.set_mapsize(self._map_bytes)

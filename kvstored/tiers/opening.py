@@ -55,7 +55,8 @@ class VolumeOpener:
         index = self._make_index(directory.index, number, config.index_map_bytes)
         try:
             await self._open_directory(number, directory, threads, was)
-            await call(threads.index_writer, index.open)
+            await call(threads.index_writer, index.open, directory)
+            await call(threads.stores, directory.upgrade)
             rows = await call(threads.index_reader, index.rows)
             namespaces = await call(threads.index_reader, index.namespaces)
         except BaseException:

@@ -1,4 +1,4 @@
-"""What the index's transactions are made of: extent rows with their changes, and LMDB's errors."""
+"""What the index's transactions are made of: extent rows with their changes, the journal, and LMDB's errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from typing import Any, Final
 import lmdb
 
 from kvstored.errors import CorruptData, DeviceError
-from kvstored.tiers.formats import ExtentRow, State, pack_extent_key, pack_row, unpack_row
+from kvstored.tiers.formats import (
+    ExtentRow,
+    State,
+    lies_in,
+    pack_extent_key,
+    pack_journal_key,
+    pack_row,
+    unpack_journal,
+    unpack_row,
+)
 
 Txn = Any
 _DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
@@ -69,3 +78,32 @@ class Rows:
         for extent, row in self._rows.items():
             if row is not None:
                 self._txn.put(pack_extent_key(extent), pack_row(row), db=self._database)
+
+
+def journal_of(txn: Txn, database: Any, extent: int, generation: int) -> Iterator[bytes]:
+    """Headers of an unsealed extent, in the order of their offsets."""
+    prefix = pack_journal_key(extent, generation, 0)[:8]
+    cursor = txn.cursor(database)
+    more = cursor.set_range(prefix)
+    while more and cursor.key().startswith(prefix):
+        yield unpack_journal(cursor.key(), cursor.value())
+        more = cursor.next()
+
+
+def drop_journal(txn: Txn, database: Any, extent: int) -> None:
+    """Forget the headers of every generation of an extent."""
+    cursor = txn.cursor(database)
+    prefix = pack_extent_key(extent)
+    while cursor.set_range(prefix) and cursor.key().startswith(prefix):
+        cursor.delete()
+
+
+def keys_in(txn: Txn, records: Any, row: ExtentRow) -> list[bytes]:
+    """Keys of all entries in an extent, found by looking at each of the index."""
+    return [key for key, value in txn.cursor(records) if lies_in(value, row.extent, row.generation)]
+
+
+def remove_from(txn: Txn, records: Any, row: ExtentRow, key: bytes) -> bool:
+    """Remove a key's entry if it lies in this extent; whether it did."""
+    value = txn.get(key, db=records)
+    return value is not None and lies_in(value, row.extent, row.generation) and bool(txn.delete(key, db=records))

@@ -166,7 +166,9 @@ def test_of_two_open_extents_of_a_tenant_the_emptier_goes_on():
 def test_a_record_comes_back_from_its_index_entry(hash_, parent, size, created_s):
     placed = Placed(7, 3, 1 << 40, Store(b"d" * 16, hash_, parent, 0, size, b"c" * 16))
     value = pack_record(placed, created_s)
-    assert unpack_record(value, 2) == Record(Location(2, 7, 3, 1 << 40), size, b"c" * 16, parent, created_s)
+    assert unpack_record(b"d" * 16 + hash_, value, 2) == Record(
+        Location(2, 7, 3, 1 << 40), size, b"c" * 16, parent, created_s
+    )
     assert lies_in(value, 7, 3)
     assert not lies_in(value, 7, 4)
     assert not lies_in(value, 8, 3)

@@ -1,0 +1,144 @@
+"""Before an index is opened: is it the one that was closed in order, or does it check out, or must it be made anew.
+
+An orderly close leaves the hash of the data file beside it. Where that still fits, nothing has
+changed since and the index is opened at once. Else a process of its own checks and copies it
+(`check`), and where that finds damage, or dies, or does not come to an end, another makes it
+anew (`rebuild`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvstored.device.file import AlignedBuffer, FileDevice
+from kvstored.device.memory import hash_bytes
+from kvstored.errors import DeviceError
+from kvstored.tiers.directory import VolumeDirectory
+from kvstored.tiers.index_copy import DATA_FILE
+from kvstored.tiers.sources import Report, Source
+
+CLEAN_FILE: Final = "CLEAN"
+_OPEN: Final = b"open"  # what the mark is while the index may change
+_LOCK_FILE: Final = "lock.mdb"
+_PIECE_BYTES: Final = 4 << 20
+# Ample: a check takes 2.5 s a GiB or million records, a rebuild several times that.
+TIMEOUT_S: Final = 20.0
+CHECK_BYTES_PER_S: Final = 20 << 20
+REBUILD_BYTES_PER_S: Final = 2 << 20
+_log = logging.getLogger(__name__)
+
+
+class ChildFailed(Exception):
+    """The process found damage, or did not get to the end; says which."""
+
+
+def prepare(directory: VolumeDirectory) -> Report | None:
+    """Make sure that the index can be opened; a report where it was checked or made anew, else None.
+
+    Raises DeviceError where the device fails.
+    """
+    device = directory.device
+    was_clean = _take_clean_mark(device, directory.index)
+    device.remove(directory.index / _LOCK_FILE)  # of processes that are gone
+    there = device.exists(directory.index / DATA_FILE)
+    if not there and not device.names(directory.extents):
+        return None
+    if there and was_clean and not directory.old_format:
+        return None
+    mode = "migrate" if directory.old_format else "check"
+    source = source_of(directory)
+    if there:
+        try:
+            report = run(mode, source)
+        except ChildFailed as failed:
+            _log.warning("%s: the index is made anew: %s", directory.path, failed)
+        else:
+            if directory.old_format:
+                _log.info("%s: format 1 converted: %d blocks", directory.path, report.records)
+            return report
+    return rebuild(source)
+
+
+def source_of(directory: VolumeDirectory) -> Source:
+    """The volume as a child is told of it."""
+    return Source(str(directory.path), directory.identity, directory.extent_bytes, os.getpid())
+
+
+def rebuild(source: Source) -> Report:
+    """Make the index anew; raises DeviceError where that fails."""
+    try:
+        report = run("rebuild", source)
+    except ChildFailed as failed:
+        raise DeviceError(f"{source.directory}: the index is damaged and cannot be made anew: {failed}") from failed
+    _log.warning("%s: the index was made anew: %s", source.directory, msgspec.to_builtins(report))
+    return report
+
+
+def run(mode: str, source: Source) -> Report:
+    """Run a child and wait for it; raises ChildFailed where it does not report success."""
+    command = [sys.executable, "-m", "kvstored.tiers.check", mode, msgspec.json.encode(source).decode()]
+    timeout_s = _timeout_s(mode, source)
+    try:
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise ChildFailed(f"{mode} did not end within {timeout_s:.0f} s") from None
+    except OSError as error:
+        raise DeviceError(f"cannot start a process to check {source.directory}: {error}") from error
+    report = Report(reason=ended.stderr.decode(errors="replace")[-300:])
+    with suppress(msgspec.DecodeError):
+        report = msgspec.json.decode(ended.stdout, type=Report)
+    if ended.returncode:
+        status = f"signal {-ended.returncode}" if ended.returncode < 0 else f"exit status {ended.returncode}"
+        raise ChildFailed(report.reason or f"{mode} ended with {status}")
+    return report
+
+
+def _timeout_s(mode: str, source: Source) -> float:
+    data = source.index / DATA_FILE
+    size = data.stat().st_size if data.exists() else 0
+    if mode != "rebuild":
+        return TIMEOUT_S + size / CHECK_BYTES_PER_S
+    footers = sum(1 << 20 for _ in source.extents.glob("*.ext"))
+    return TIMEOUT_S + (size + footers) / REBUILD_BYTES_PER_S
+
+
+def mark_clean(device: FileDevice, index: Path) -> None:
+    """After the environment is closed: note what its file is. A failure only costs a check."""
+    with suppress(DeviceError):
+        device.replace(index / CLEAN_FILE, _hash_file(device, index / DATA_FILE))
+
+
+def _take_clean_mark(device: FileDevice, index: Path) -> bool:
+    """Whether the file is the one that an orderly close left; the mark is gone, durably, when this returns."""
+    mark = device.read_whole(index / CLEAN_FILE)
+    if mark in (None, _OPEN):
+        return False
+    device.replace(index / CLEAN_FILE, _OPEN)
+    with suppress(DeviceError):
+        return device.exists(index / DATA_FILE) and _hash_file(device, index / DATA_FILE) == mark
+    return False
+
+
+def _hash_file(device: FileDevice, path: Path) -> bytes:
+    """The size of a file and the hashes of its pieces."""
+    file = device.open(path, direct=False)
+    buffer = AlignedBuffer(_PIECE_BYTES)
+    try:
+        size = device.size_bytes(file)
+        hashes: list[bytes] = [size.to_bytes(8, "little")]
+        for offset in range(0, size, _PIECE_BYTES):
+            piece = min(_PIECE_BYTES, size - offset)
+            device.read(file, offset, [(buffer.address, piece)])
+            hashes.append(hash_bytes(buffer.address, piece))
+        return b"".join(hashes)
+    finally:
+        buffer.close()
+        device.close(file)

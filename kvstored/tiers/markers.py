@@ -1,0 +1,73 @@
+"""The files that say which format a volume has and whose it is: the same twice, each with a CRC.
+
+One that is damaged or lost is written anew from the other.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvstored.device.file import FileDevice
+from kvstored.errors import CorruptData
+from kvstored.tiers.formats import FORMAT_VERSION
+
+MARKER: Final = "FORMAT"
+MARKERS: Final = (MARKER, "FORMAT.copy")
+_FORMAT_WITHOUT_CRC: Final = 1
+
+
+class VolumeFormat(msgspec.Struct):
+    """Content of the files `FORMAT` and `FORMAT.copy`; `crc` is that of the rest, and came with format 2."""
+
+    format: int
+    volume: str = ""
+    extent_bytes: int = 0
+    crc: int | None = None
+
+    def expected_crc(self) -> int:
+        """What `crc` must be."""
+        return zlib.crc32(f"{self.format} {self.volume} {self.extent_bytes}".encode())
+
+
+def read_markers(device: FileDevice, path: Path) -> VolumeFormat | None:
+    """What a volume's markers say, or None where there are none.
+
+    Raises CorruptData where neither is whole, DeviceError where they cannot be read or repaired.
+    """
+    stored = {name: device.read_whole(path / name) for name in MARKERS}
+    found = {name: _decode(data) for name, data in stored.items() if data is not None}
+    whole = [marker for marker in found.values() if marker is not None]
+    if not found:
+        return None
+    if not whole:
+        raise CorruptData(f"{path / MARKER} is damaged, and so is its copy: empty the directory")
+    best = max(whole, key=lambda marker: marker.format)
+    if best.format == FORMAT_VERSION:
+        write_markers(device, path, best, [name for name in MARKERS if found.get(name) != best])
+    return best
+
+
+def write_markers(device: FileDevice, path: Path, content: VolumeFormat, names: Iterable[str] = MARKERS) -> None:
+    """Write them, durably, with their CRC; raises DeviceError."""
+    content.crc = content.expected_crc()
+    for name in names:
+        device.replace(path / name, msgspec.json.encode(content))
+
+
+def _decode(stored: bytes) -> VolumeFormat | None:
+    """A marker, or None where it is damaged. A newer one may have other fields, and no CRC of ours."""
+    with suppress(ValueError):
+        found = msgspec.json.decode(stored, type=VolumeFormat)
+        if found.format > FORMAT_VERSION and found.crc is None:
+            return found
+        if len(bytes.fromhex(found.volume)) != 16:
+            return None
+        if found.crc == found.expected_crc() or (found.format == _FORMAT_WITHOUT_CRC and found.crc is None):
+            return found
+    return None

@@ -1,0 +1,244 @@
+"""The index made anew from everything else: footers of sealed extents, and what of the old index is whole.
+
+A footer names its extent's blocks. Extents without one were open: their blocks are known to the
+index alone, whose file is read page by page without trusting it (`pages`), so that an index that
+is damaged costs the entries that are, and one that is lost the open extents. Where blocks are in
+several extents the one sealed last has them; what was deleted since (`tombstones`) stays away.
+What is found may be from before the last change, which is harmless: the bytes of a block are
+checked against its content hash whenever they are read.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kvstored.device.file import FileDevice
+from kvstored.errors import CorruptData
+from kvstored.keys import HASH_BYTES_MIN, Namespace, slot_bytes
+from kvstored.tiers import pages
+from kvstored.tiers.check import take
+from kvstored.tiers.formats import (
+    DIGEST_BYTES,
+    TRAILER_BYTES,
+    ExtentRow,
+    Header,
+    Kind,
+    State,
+    Trailer,
+    footer_bytes,
+    is_intact,
+    join_header,
+    pack_entry,
+    pack_extent_key,
+    pack_journal_key,
+    pack_namespace,
+    pack_row,
+    unpack_headers,
+    unpack_namespace,
+    unpack_record,
+    unpack_row,
+    unpack_trailer,
+    with_crc,
+)
+from kvstored.tiers.index_copy import DATA_FILE, IndexCopy
+from kvstored.tiers.namespaces import NamespaceFiles
+from kvstored.tiers.sources import Report, Source
+from kvstored.tiers.tombstones import Tombstone, unpack_tombstones
+
+HEADERS_PER_ENTRY: Final = 1024  # of the journal
+_EXTENT_FILE: Final = re.compile(r"(\d{8})\.ext")
+_ROW_KEY_BYTES: Final = len(pack_extent_key(0))
+_RECORD_KEY_BYTES_MIN: Final = DIGEST_BYTES + HASH_BYTES_MIN
+
+Footer = tuple[Trailer, bytes]
+"""A sealed extent's trailer and headers."""
+
+
+class Salvage(NamedTuple):
+    """What of the old index is whole."""
+
+    rows: dict[int, ExtentRow]
+    records: dict[tuple[int, int], dict[int, Header]]
+    namespaces: list[Namespace]
+
+
+def rebuild(source: Source) -> Report:
+    """Make the index anew and put it in the place of what is there; raises DeviceError."""
+    device = FileDevice()
+    device.make_directory(source.index)
+    footers = dict(_footers(device, source))
+    known = {(extent, trailer.generation) for extent, (trailer, _) in footers.items()}
+    salvage = _salvage(source.index / DATA_FILE, known)
+    tombstones, _ = unpack_tombstones(device.read_whole(source.tombstones) or b"")
+    merged = Merge(source, tombstones)
+    _merge(merged, footers, salvage, _extent_files(device, source))
+    namespaces = {n.digest: n for n in (*salvage.namespaces, *NamespaceFiles(device, source.namespaces).read())}
+    copy = IndexCopy(source.index)
+    try:
+        copy.append(b"records", ((key, merged.entries[key][1]) for key in sorted(merged.entries)))
+        rows = (merged.rows[extent] for extent in sorted(merged.rows))
+        copy.append(b"extents", ((pack_extent_key(row.extent), pack_row(row)) for row in rows))
+        copy.append(b"journal", sorted(merged.journal))
+        copy.append(b"namespaces", ((digest, pack_namespace(namespaces[digest])) for digest in sorted(namespaces)))
+    except BaseException:
+        copy.discard()
+        raise
+    return merged.report(take(source, copy))
+
+
+class Merge:
+    """Extents one after the other, in the order of their sealing: later ones replace what earlier ones have."""
+
+    def __init__(self, source: Source, tombstones: Iterable[Tombstone]) -> None:
+        self.rows: dict[int, ExtentRow] = {}
+        self.entries: dict[bytes, tuple[ExtentRow, bytes, int]] = {}
+        self.journal: list[tuple[bytes, bytes]] = []
+        self._source = source
+        self.tombstones = set(tombstones)
+        self._counts = Report()
+
+    def sealed(self, trailer: Trailer, headers: bytes) -> None:
+        """An extent with a footer."""
+        row = ExtentRow(trailer.extent, trailer.generation, trailer.tenant, State.SEALED, trailer.sequence)
+        row.header_bytes = trailer.header_bytes
+        for header, _ in unpack_headers(headers):
+            self._add(row, header)
+            row.append_bytes = max(row.append_bytes, header.offset + slot_bytes(header.size_bytes))
+        self.rows[row.extent] = row
+        self._counts.sealed_extents += 1
+
+    def unsealed(self, extent: int, generation: int, tenant: str, headers: Iterable[Header]) -> None:
+        """An extent without a footer: it is full from now on, so that nothing is written over what it may hold."""
+        row = ExtentRow(extent, generation, tenant, State.OPEN)
+        whole = [join_header(header) for header in headers if self._add(row, header)]
+        for first in range(0, len(whole), HEADERS_PER_ENTRY):
+            key = pack_journal_key(extent, generation, first)
+            body = b"".join(whole[first : first + HEADERS_PER_ENTRY])
+            self.journal.append((key, with_crc(Kind.JOURNAL, key, body)))
+        row.header_bytes = sum(map(len, whole))
+        row.append_bytes = self._source.extent_bytes - footer_bytes(row.header_bytes)
+        self.rows[extent] = row
+        self._counts.salvaged_extents += 1
+        self._counts.salvaged_records += len(whole)
+
+    def free(self, extent: int, generation: int) -> None:
+        """An extent that holds nothing."""
+        self.rows[extent] = ExtentRow(extent, generation)
+
+    def report(self, checked: Report) -> Report:
+        """What came of it, with what the check of the new index counted."""
+        for name in ("extents", "records", "live_bytes", "namespaces"):
+            setattr(self._counts, name, getattr(checked, name))
+        return self._counts
+
+    def _add(self, row: ExtentRow, header: Header) -> bool:
+        key = header.digest + header.hash
+        if Tombstone(key, row.extent, row.generation, header.offset) in self.tombstones:
+            self._counts.deleted_records += 1
+            return False
+        size = slot_bytes(header.size_bytes)
+        before = self.entries.get(key)
+        if before is not None:
+            older, _, older_size = before
+            older.live_bytes -= older_size
+            older.live_blocks -= 1
+            self._counts.duplicate_records += 1
+        self.entries[key] = (row, pack_entry(row.extent, row.generation, header), size)
+        row.live_bytes += size
+        row.live_blocks += 1
+        return True
+
+
+def _merge(merged: Merge, footers: dict[int, Footer], salvage: Salvage, extents: list[int]) -> None:
+    rows = salvage.rows
+    # A row of a later generation than the footer's: the extent was recycled, the footer is not erased yet.
+    sealed = {e: f for e, f in footers.items() if e not in rows or rows[e].generation <= f[0].generation}
+    for extent in sorted(sealed, key=lambda e: sealed[e][0].sequence):
+        merged.sealed(*sealed[extent])
+    generations = [*(row.generation for row in rows.values()), *(t.generation for t, _ in footers.values())]
+    fresh = 1 + max((*generations, *(t.generation for t in merged.tombstones)), default=0)
+    for extent in extents:
+        row = rows.get(extent)
+        headers = salvage.records.get((extent, row.generation)) if row is not None else None
+        if extent in sealed:
+            continue
+        if row is not None and row.tenant and headers:
+            merged.unsealed(extent, row.generation, row.tenant, [headers[offset] for offset in sorted(headers)])
+        else:
+            merged.free(extent, fresh)
+
+
+def _extent_files(device: FileDevice, source: Source) -> list[int]:
+    matches = (_EXTENT_FILE.fullmatch(name) for name in device.names(source.extents))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def _footers(device: FileDevice, source: Source) -> Iterator[tuple[int, Footer]]:
+    """Footers that are whole and say that they are this very extent's."""
+    for extent in _extent_files(device, source):
+        path = source.extents / f"{extent:08d}.ext"
+        try:
+            footer = _footer(path, source, extent)
+        except OSError:
+            continue  # unreadable: free space until it is written again
+        if footer is not None:
+            yield extent, footer
+
+
+def _footer(path: Path, source: Source, extent: int) -> Footer | None:
+    with path.open("rb") as file:
+        file.seek(source.extent_bytes - TRAILER_BYTES)
+        trailer = unpack_trailer(file.read(TRAILER_BYTES))
+        if trailer is None or (trailer.volume, trailer.extent) != (source.identity, extent):
+            return None
+        size = footer_bytes(trailer.header_bytes)
+        if size > source.extent_bytes:
+            return None
+        file.seek(source.extent_bytes - size)
+        headers = file.read(trailer.header_bytes)
+    return (trailer, headers) if zlib.crc32(headers) == trailer.headers_crc else None
+
+
+def _salvage(path: Path, known: set[tuple[int, int]]) -> Salvage:
+    """Whole rows, records outside of the extents that are known by their footers, and namespaces."""
+    found = Salvage({}, defaultdict(dict), [])
+    if not path.exists():
+        return found
+    for key, value in pages.entries(path):
+        if len(key) == _ROW_KEY_BYTES:
+            _salvage_row(found, key, value)
+        elif len(key) >= _RECORD_KEY_BYTES_MIN:
+            _salvage_record(found, known, key, value)
+        elif len(key) == DIGEST_BYTES and is_intact(Kind.NAMESPACE, key, value):
+            found.namespaces.append(unpack_namespace(key, value))
+    return found
+
+
+def _salvage_row(found: Salvage, key: bytes, value: bytes) -> None:
+    if is_intact(Kind.ROW, key, value):
+        row = unpack_row(key, value)
+        before = found.rows.get(row.extent)
+        if before is None or _age(row) > _age(before):
+            found.rows[row.extent] = row
+
+
+def _age(row: ExtentRow) -> tuple[int, int, int]:
+    return row.generation, row.state, row.append_bytes
+
+
+def _salvage_record(found: Salvage, known: set[tuple[int, int]], key: bytes, value: bytes) -> None:
+    try:
+        record = unpack_record(key, value, 0)
+    except CorruptData:
+        return
+    place = record.location
+    if (place.extent, place.generation) not in known:
+        digest, hash_ = key[:DIGEST_BYTES], key[DIGEST_BYTES:]
+        found.records[place.extent, place.generation][place.offset] = Header(
+            place.offset, record.size_bytes, record.created_s, record.content_hash, digest, hash_, record.parent
+        )
