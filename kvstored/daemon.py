@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import secrets
 import signal
-import sys
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -20,6 +18,7 @@ from typing import Final
 import uvloop
 
 from kvstored import metrics as metrics_server
+from kvstored import process
 from kvstored.catalog import Catalog
 from kvstored.clock import SystemClock
 from kvstored.config import Config
@@ -50,7 +49,6 @@ from kvstored.tiers.dram import DramConfig, DramTier
 from kvstored.tiers.nvme import NvmeConfig, NvmeTier
 from kvstored.tiers.staging import StagingPool
 
-SWITCH_INTERVAL_S: Final = 0.0005
 GRACE_S: Final = 2.0
 STOP_FLUSH_S: Final = 30.0
 EXIT_OK: Final = 0
@@ -62,7 +60,7 @@ log = get_logger("daemon")
 def run(config: Config) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. Raises ConfigError for what only the machine can tell."""
     manager = from_environment(os.environ)  # before there are threads and children
-    _raise_limits()
+    process.raise_limits()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_main(config, manager))
 
@@ -84,6 +82,8 @@ async def _main(config: Config, manager: ServiceManager) -> int:
         await daemon.wait()
         notifier.stopping("stopping: what is only in DRAM is written to NVMe")
         await daemon.stop()
+    if daemon.stuck:
+        process.leave(EXIT_FAILED)
     return EXIT_OK
 
 
@@ -171,6 +171,7 @@ class Daemon:
             counters,
             Watermarks(config.mover.high_watermark, config.mover.low_watermark, config.mover.batch_share),
             AdmitAll(),
+            deadline_s=config.nvme.io_deadline_s,
         )
         promoter = Promoter(
             catalog,
@@ -181,6 +182,7 @@ class Daemon:
             counters,
             queue_blocks=config.mover.queue_blocks,
             inflight_bytes=config.mover.inflight_bytes,
+            deadline_s=config.nvme.io_deadline_s,
         )
         return Below(nvme, mover, promoter)
 
@@ -245,8 +247,15 @@ class Daemon:
         if self._endpoint is not None:
             await asyncio.to_thread(self._endpoint.close)
         await asyncio.to_thread(self._copiers.shutdown)
-        await parts.dram.close()
+        if not self.stuck:  # else a thread may still be at its memory
+            await parts.dram.close()
         log.info("stopped")
+
+    @property
+    def stuck(self) -> bool:
+        """After `stop`: a thread has not come back from a device."""
+        below = self.context.store.parts.below
+        return below is not None and below.tier.stuck
 
     async def _stop_below(self, below: Below, *, flush: bool) -> None:
         if self._mover_task is not None:
@@ -262,17 +271,6 @@ class Daemon:
         await self.context.store.writes.durability.drained()
         await below.promoter.drained()
         await below.tier.close()
-
-
-def _raise_limits() -> None:
-    """Descriptors as many as allowed (up to three a segment, one a client), and short turns on the GIL.
-
-    Copy threads take the GIL for microseconds between long calls without it; with the usual 5 ms
-    each of them could make the loop wait that long.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def _note_evicted(catalog: Catalog, history: History, digest: bytes, hashes: list[bytes], gone: Gone) -> None:

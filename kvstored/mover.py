@@ -25,6 +25,7 @@ STEP_BYTES_MAX: Final = 64 << 20
 STEP_BLOCKS_MAX: Final = 2048  # of small blocks: a step is planned in one go
 SCAN_BLOCKS: Final = 8192  # looked at in one go
 BACK_OFF_S: Final = 1.0  # after a step of which nothing could be stored
+LATE_STEPS_MAX: Final = 4  # that a device keeps beyond the deadline, before nothing more goes below
 
 
 class Mover:
@@ -40,6 +41,8 @@ class Mover:
         counters: Counter[str],
         watermarks: Watermarks,
         admission: Admission,
+        *,
+        deadline_s: float = 0.0,
     ) -> None:
         self._catalog = catalog
         self._room = room
@@ -59,11 +62,14 @@ class Mover:
         self.moving_blocks = 0
         self._moving: Counter[int] = Counter()  # how often each entry, by identity: a flush may meet a demotion
         self._moved = asyncio.Event()
+        self._deadline_s = deadline_s or None  # for one step
+        self._late: set[asyncio.Future[set[int]]] = set()  # steps that go on beyond it
         room.must_demote = self.takes_blocks
 
     def takes_blocks(self) -> bool:
         """Whether the lower tier stores blocks at present; if not, eviction drops them."""
-        return self._below.health is Health.OK and self._clock.monotonic() >= self._blocked_until_s
+        able = self._below.health is Health.OK and len(self._late) < LATE_STEPS_MAX
+        return able and self._clock.monotonic() >= self._blocked_until_s
 
     # ---- asked by the store ----
 
@@ -87,7 +93,11 @@ class Mover:
         await _wait(self._looked, timeout_s)
 
     async def past(self, entries: Sequence[Entry]) -> None:
-        """Wait until none of these is on its way down: what was forgotten meanwhile is not below either then."""
+        """Wait until none of these is on its way down: what was forgotten meanwhile is not below either then.
+
+        A step that its device keeps beyond the deadline is not waited for; what of it was forgotten goes from
+        below when it ends.
+        """
         while any(id(entry) in self._moving for entry in entries):
             await self._moved.wait()
 
@@ -175,18 +185,39 @@ class Mover:
         return await self._demote(entries, evict=False, admit=False)
 
     async def _demote(self, entries: list[Entry], *, evict: bool, admit: bool = True) -> set[int]:
-        """Write held blocks below and end their hold; with `evict`, coldest first, and their slots become free."""
+        """Write held blocks below and end their hold; with `evict`, coldest first, and their slots become free.
+
+        At the deadline the answer is that nothing was stored. The slots stay held until the device is done with
+        them, and what was stored by then counts.
+        """
         self._moving.update(map(id, entries))
+        self.moving_blocks += len(entries)
+        step = asyncio.ensure_future(self._write(entries, evict=evict, admit=admit))
         try:
-            return await self._write(entries, evict=evict, admit=admit)
+            await asyncio.wait([step], timeout=self._deadline_s)
+        except asyncio.CancelledError:
+            await asyncio.wait([step], timeout=self._deadline_s)  # until no thread is at its blocks any more
+            raise
         finally:
             self._moving.subtract(map(id, entries))
             self._moving += Counter()  # drops what is at zero
             self._moved.set()
             self._moved = asyncio.Event()
+            self.moving_blocks -= len(entries)
+        if step.done():
+            return step.result()
+        self._counters["demote_late_blocks"] += len(entries)
+        self._late.add(step)
+        step.add_done_callback(self._late_ended)
+        return set()
+
+    def _late_ended(self, step: asyncio.Future[set[int]]) -> None:
+        self._late.discard(step)
+        self._wake.set()
+        if not step.cancelled() and (error := step.exception()) is not None:
+            raise error
 
     async def _write(self, entries: list[Entry], *, evict: bool, admit: bool) -> set[int]:
-        self.moving_blocks += len(entries)
         now = self._clock.monotonic()
         done: set[int] = set()
         try:
@@ -195,7 +226,6 @@ class Mover:
                 results = await self._below.store(tenant, [self._as_store(entry) for entry in chunk])
                 done.update(id(entry) for entry, ok in zip(chunk, results, strict=True) if ok)
         finally:
-            self.moving_blocks -= len(entries)
             deleted = [entry for entry in entries if entry.state == DEAD and id(entry) in done]
             self._finish(entries, done, evict=evict)
         await self._delete(deleted)

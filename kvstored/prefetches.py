@@ -10,10 +10,11 @@ import msgspec
 
 from kvstored.catalog import Space, ready_length
 from kvstored.errors import LimitExceeded, NotFound
+from kvstored.jobs import Job
 from kvstored.leases import Session
 from kvstored.outcomes import HIT, MISS, PENDING, THROTTLED
 from kvstored.parts import Below, Parts
-from kvstored.promoter import DEMAND, PIECE_BLOCKS, Job
+from kvstored.promoter import DEMAND, PIECE_BLOCKS
 
 PREFETCHES_PER_SESSION_MAX: Final = 1024
 

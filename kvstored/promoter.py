@@ -14,10 +14,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from kvstored.catalog import PROMOTING, READY, Catalog, Entry, Space
 from kvstored.clock import Clock
+from kvstored.jobs import Batch, Found, Job, Plan, Search
 from kvstored.keys import slot_bytes
 from kvstored.room import Room
 from kvstored.tiers.base import Load, LowerTier, Record
@@ -26,68 +25,6 @@ from kvstored.tiers.dram import DramTier
 BATCH_BYTES: Final = 32 << 20
 PIECE_BLOCKS: Final = 512  # planned in one go; between two pieces the loop does other things
 DEMAND: Final = 1 << 20  # priority of a read that somebody waits for
-
-Found = dict[bytes, Record]
-Short = tuple[str, int, int]  # tenant, slot bytes, slots
-
-
-class Search(msgspec.Struct, eq=False):
-    """Where the blocks of one space are: in DRAM, or found below."""
-
-    space: Space
-    hashes: list[bytes]
-    found: Found
-
-    def missing(self) -> list[bytes]:
-        """Those that were seen nowhere yet."""
-        entries, found = self.space.entries, self.found
-        return [hash_ for hash_ in self.hashes if hash_ not in entries and hash_ not in found]
-
-
-class Batch(msgspec.Struct, eq=False):
-    """Blocks of one space that are read with one call."""
-
-    space: Space
-    entries: list[Entry]
-    records: list[Record]
-    size_bytes: int = 0
-
-
-class Job:
-    """What one get or prefetch brings up: its batches and how far they are."""
-
-    def __init__(self, priority: int, deadline_s: float) -> None:
-        self.priority = priority
-        self.deadline_s = deadline_s  # monotonic; 0 is none
-        self.batches: list[Batch] = []
-        self.entries: list[Entry] = []
-        self.ready_blocks = self.failed_blocks = 0
-        self.running = 0
-        self.planning = False  # more is to come: not done, even where nothing is under way
-        self.short: Short | None = None
-        self.done = asyncio.get_running_loop().create_future()
-
-    @property
-    def total_blocks(self) -> int:
-        """How many blocks it set out to bring."""
-        return len(self.entries)
-
-    def settle(self) -> None:
-        """Note that batches ended; done when none is left."""
-        if self.idle and not self.done.done():
-            self.done.set_result(None)
-
-    @property
-    def idle(self) -> bool:
-        """Nothing is under way and nothing is to come."""
-        return not (self.batches or self.running or self.planning)
-
-
-class Plan(msgspec.Struct):
-    """The leading blocks that are in DRAM, on their way there, or just queued: one run per space."""
-
-    runs: list[list[Entry]]
-    cut: bool  # there was more to bring, but no room or no place in the queue
 
 
 class Promoter:
@@ -104,6 +41,7 @@ class Promoter:
         *,
         queue_blocks: int,
         inflight_bytes: int,
+        deadline_s: float = 0.0,
     ) -> None:
         self._catalog = catalog
         self._room = room
@@ -113,6 +51,7 @@ class Promoter:
         self._counters = counters
         self._queue_blocks = queue_blocks
         self._inflight_limit_bytes = inflight_bytes
+        self._deadline_s = deadline_s or None  # for one batch
         self._heap: list[tuple[int, int, Job, Batch]] = []
         self._order = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -258,13 +197,26 @@ class Promoter:
             Load(batch.space.digest, entry.hash, record, address(entry.slot))
             for entry, record in zip(batch.entries, batch.records, strict=True)
         ]
+        loading = asyncio.ensure_future(self._below.load(loads))
+        await asyncio.wait([loading], timeout=self._deadline_s)
+        late = not loading.done()
+        if late:
+            self._give_up(job, batch)
         results: Sequence[bool] = ()
         try:
-            results = await self._below.load(loads)
+            results = await loading
         finally:
-            self._finish(job, batch, results or [False] * len(loads))
+            self._finish(job, batch, results or [False] * len(loads), late=late)
 
-    def _finish(self, job: Job, batch: Batch, results: Sequence[bool]) -> None:
+    def _give_up(self, job: Job, batch: Batch) -> None:
+        """The device does not answer: misses for all who wait. The slots stay held until it is done with them."""
+        for entry in batch.entries:
+            if entry.state == PROMOTING:
+                self._room.forget(entry)
+        self._counters["promote_late_blocks"] += len(batch.entries)
+        self._settle(job, batch, 0)
+
+    def _finish(self, job: Job, batch: Batch, results: Sequence[bool], *, late: bool) -> None:
         self._below.unpin(batch.records)
         ready = 0
         for entry, record, ok in zip(batch.entries, batch.records, results, strict=True):
@@ -273,6 +225,13 @@ class Promoter:
             elif entry.state == PROMOTING:
                 self._room.forget(entry)
         self._room.unhold(batch.entries)
+        if late:
+            self.on_settled()
+        else:
+            self._settle(job, batch, ready)
+
+    def _settle(self, job: Job, batch: Batch, ready: int) -> None:
+        """What became of a batch is known."""
         job.ready_blocks += ready
         job.failed_blocks += len(batch.entries) - ready
         job.running -= 1
@@ -289,7 +248,10 @@ class Promoter:
     # ---- cancel ----
 
     async def cancel(self, job: Job) -> None:
-        """Drop what is queued, except blocks that others wait for; returns when no copy of the job runs."""
+        """Drop what is queued, except blocks that others wait for; returns when no copy of the job runs.
+
+        A copy that its device keeps beyond the deadline is not waited for: nobody can see what it writes.
+        """
         self.abandon(job)
         await asyncio.wait([job.done])
 
@@ -313,7 +275,12 @@ class Promoter:
                 self._room.forget(entry)
         self._room.unhold(batch.entries)
 
-    async def drained(self) -> None:
-        """Wait until no read runs."""
+    async def drained(self) -> bool:
+        """Wait until no read runs. False: some do that their device keeps beyond the deadline."""
         while self._tasks:
-            await asyncio.wait(list(self._tasks))
+            ended, _ = await asyncio.wait(
+                list(self._tasks), timeout=self._deadline_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not ended:
+                return False
+        return True

@@ -11,10 +11,11 @@ from kvstored_proto import frames
 
 from kvstored.catalog import DEAD, READY, Entry, Space, ready_length
 from kvstored.endings import LeaseEnds
+from kvstored.jobs import Found, Job
 from kvstored.leases import Lease, Session
 from kvstored.outcomes import HIT, MISS, PENDING, THROTTLED
 from kvstored.parts import Below, Parts
-from kvstored.promoter import DEMAND, PIECE_BLOCKS, Found, Job
+from kvstored.promoter import DEMAND, PIECE_BLOCKS
 
 IN_DRAM: Final = 1
 ON_NVME: Final = 2

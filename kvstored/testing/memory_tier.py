@@ -24,6 +24,7 @@ class MemoryTier:
         self.pins: Counter[int] = Counter()  # by the record's offset
         self.fail_loads = self.fail_stores = False
         self.health = Health.OK
+        self.stuck = False
         self.gate = asyncio.Event()
         self.gate.set()
         self.calls: Counter[str] = Counter()

@@ -60,6 +60,7 @@ class Node:
         quotas: Mapping[str, Quota] | None = None,
         watermarks: Watermarks | None = None,
         queue_blocks: int = 4096,
+        deadline_s: float = 0.0,
     ) -> None:
         self.clock = ManualClock()
         self.lower = below
@@ -72,7 +73,7 @@ class Node:
             catalog=catalog,
             dram=dram,
             room=room,
-            below=self._below(catalog, room, dram, below, watermarks or Watermarks(), queue_blocks),
+            below=self._below(catalog, room, dram, below, watermarks or Watermarks(), queue_blocks, deadline_s),
             sessions=Sessions(64, 64),
             staging=StagingPool(64 << 20),
             history=history,
@@ -94,12 +95,17 @@ class Node:
         tier: MemoryTier | None,
         watermarks: Watermarks,
         queue_blocks: int,
+        deadline_s: float,
     ) -> Below | None:
         if tier is None:
             return None
-        mover = Mover(catalog, room, dram, tier, self.clock, self.counters, watermarks, AdmitAll())
+        clock, counters = self.clock, self.counters
+        mover = Mover(catalog, room, dram, tier, clock, counters, watermarks, AdmitAll(), deadline_s=deadline_s)
         promoter = Promoter(
-            catalog, room, dram, tier, self.clock, self.counters, queue_blocks=queue_blocks, inflight_bytes=1 << 20
+            *(catalog, room, dram, tier, clock, counters),
+            queue_blocks=queue_blocks,
+            inflight_bytes=1 << 20,
+            deadline_s=deadline_s,
         )
         return Below(tier, mover, promoter)
 

@@ -85,6 +85,9 @@ class Load(msgspec.Struct, frozen=True, gc=False):
 class LowerTier(Protocol):
     """A tier below DRAM. Each call takes a batch and awaits once; results, not exceptions."""
 
+    stuck: bool
+    """After `close`: a thread has not come back from its device and may still be at memory that it was given."""
+
     async def open(self) -> None:
         """Make ready; raises DeviceError or ConfigError where that is impossible."""
         ...

@@ -28,7 +28,7 @@ LAYERS = {
     "tier words": ["kvstored.tiers.base"],
     "tiers": ["kvstored.tiers"],
     "catalogue": ["kvstored.catalog", "kvstored.leases", "kvstored.history", "kvstored.room"],
-    "mover": ["kvstored.mover", "kvstored.promoter"],
+    "mover": ["kvstored.mover", "kvstored.promoter", "kvstored.jobs"],
     "store": [
         *("kvstored.store", "kvstored.reads", "kvstored.writes", "kvstored.parts", "kvstored.outcomes"),
         *("kvstored.commits", "kvstored.prefetches", "kvstored.releases", "kvstored.endings", "kvstored.audit"),
@@ -37,7 +37,7 @@ LAYERS = {
     "settings": ["kvstored.config", "kvstored.config_schema", "kvstored.config_types", "kvstored.config_report"],
     "reporting": ["kvstored.logs", "kvstored.metrics", "kvstored.metrics_export"],
     "rpc": ["kvstored.rpc"],
-    "daemon": ["kvstored.daemon", "kvstored.__main__", "kvstored.notify"],
+    "daemon": ["kvstored.daemon", "kvstored.process", "kvstored.__main__", "kvstored.notify"],
     # Stands alone: the supervisor holds the memory of the tier, so it is small and does nothing else.
     "supervisor": ["kvstored.descriptor_store", "kvstored.supervise", "kvstored.offspring"],
     "testing": ["kvstored.testing"],

@@ -1,0 +1,72 @@
+"""What is to come up from the lower tier for one get or prefetch: plain state of the promoter."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from kvstored.catalog import Entry, Space
+from kvstored.tiers.base import Record
+
+Found = dict[bytes, Record]
+Short = tuple[str, int, int]  # tenant, slot bytes, slots
+
+
+class Search(msgspec.Struct, eq=False):
+    """Where the blocks of one space are: in DRAM, or found below."""
+
+    space: Space
+    hashes: list[bytes]
+    found: Found
+
+    def missing(self) -> list[bytes]:
+        """Those that were seen nowhere yet."""
+        entries, found = self.space.entries, self.found
+        return [hash_ for hash_ in self.hashes if hash_ not in entries and hash_ not in found]
+
+
+class Batch(msgspec.Struct, eq=False):
+    """Blocks of one space that are read with one call."""
+
+    space: Space
+    entries: list[Entry]
+    records: list[Record]
+    size_bytes: int = 0
+
+
+class Job:
+    """What one get or prefetch brings up: its batches and how far they are."""
+
+    def __init__(self, priority: int, deadline_s: float) -> None:
+        self.priority = priority
+        self.deadline_s = deadline_s  # monotonic; 0 is none
+        self.batches: list[Batch] = []
+        self.entries: list[Entry] = []
+        self.ready_blocks = self.failed_blocks = 0
+        self.running = 0
+        self.planning = False  # more is to come: not done, even where nothing is under way
+        self.short: Short | None = None
+        self.done = asyncio.get_running_loop().create_future()
+
+    @property
+    def total_blocks(self) -> int:
+        """How many blocks it set out to bring."""
+        return len(self.entries)
+
+    def settle(self) -> None:
+        """Note that batches ended; done when none is left."""
+        if self.idle and not self.done.done():
+            self.done.set_result(None)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way and nothing is to come."""
+        return not (self.batches or self.running or self.planning)
+
+
+class Plan(msgspec.Struct):
+    """The leading blocks that are in DRAM, on their way there, or just queued: one run per space."""
+
+    runs: list[list[Entry]]
+    cut: bool  # there was more to bring, but no room or no place in the queue
