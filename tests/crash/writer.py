@@ -31,6 +31,7 @@ COUNTS = (
 SHAPES = ((16 << 10, 48), (128 << 10, 24), (512 << 10, 8))  # block bytes, blocks in a chain
 CHAINS = 60  # of each writer
 STAGING_BYTES = 8 << 20
+PROMISES = (Outcome.HIT, Outcome.NOT_DURABLE)  # of either the block is readable
 TENANTS = ("red", "blue")
 ADMIN = "admin"
 
@@ -155,15 +156,18 @@ class Writer:
         stop = self.rng.randint(start + 1, len(chain))
         rows = list(self.payloads[chain.block_bytes].make(chain.begin_put(start, stop)))
         parent = chain.hashes[start - 1] if start else b""
-        wait_s = self.rng.choice((0.0, 1.0))
+        durability = self.rng.choice(("memory", "memory", "nvme"))
+        space, wait_s = self.spaces[chain.block_bytes], self.rng.choice((0.0, 1.0))
         result = self.client.put(
-            self.spaces[chain.block_bytes], chain.hashes[start:stop], rows, parent=parent, wait_s=wait_s
+            space, chain.hashes[start:stop], rows, parent=parent, wait_s=wait_s, durability=durability
         )
+        promise = Promise.NVME if durability == "nvme" else Promise.MEMORY
         for index, outcome in enumerate(result.outcomes, start):
-            if outcome is Outcome.HIT:
-                chain.acknowledged(index, Promise.MEMORY)
+            if outcome in PROMISES:
+                chain.acknowledged(index, promise if outcome is Outcome.HIT else Promise.MEMORY)
         self.count("puts", result.stored)
         self.count("put_bytes", result.stored * chain.block_bytes)
+        self.count("durable_acks", result.durable)
 
     def get(self):
         chain = self.rng.choice(self.chains)
