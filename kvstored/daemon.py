@@ -44,6 +44,7 @@ from kvstored.rpc.context import Context
 from kvstored.rpc.identity import Identity
 from kvstored.rpc.listener import SessionServer
 from kvstored.rpc.service import GrpcServer
+from kvstored.startup import StartTimes
 from kvstored.store import Store
 from kvstored.tiers.dram import DramConfig, DramTier
 from kvstored.tiers.nvme import NvmeConfig, NvmeTier
@@ -93,6 +94,7 @@ class Daemon:
     def __init__(self, config: Config, keeper: Keeper | None = None) -> None:
         self.config = config
         self._keeper = keeper or NoKeeper()
+        self._times = StartTimes()
         self._metrics = Metrics()
         self._clock = SystemClock()
         # One CPU is the client's, which copies the next batch meanwhile.
@@ -195,10 +197,12 @@ class Daemon:
             loop.add_signal_handler(number, self._on_signal)
         parts = self.context.store.parts
         await parts.dram.open()
+        self._times.ended("dram")
         if parts.below is not None:
             await parts.below.tier.open()
             self._restore_namespaces(parts, parts.below)
             self._mover_task = asyncio.create_task(parts.below.mover.run())
+            self._times.ended("nvme")
         if self.config.metrics.enabled:
             read = metrics_server.on_loop(loop, lambda: status.report(self.context))
             collector = DaemonCollector(self._metrics, read)
@@ -207,7 +211,9 @@ class Daemon:
         self._sessions.start()
         await self._grpc.start()
         await self._grpc.set_serving(True)
-        log.info("serving", session_socket=str(self.config.server.session_socket), pid=os.getpid())
+        self._times.ended("listen")
+        socket, seconds = str(self.config.server.session_socket), self._times.rounded()
+        log.info("serving", session_socket=socket, pid=os.getpid(), start_s=seconds)
         if not any(tenant.role == "admin" for tenant in self.config.tenants):
             self.context.warnings.append("no tenant has the role admin: nobody may verify, flush or drain")
         for warning in (*parts.dram.warnings, *self.context.warnings):

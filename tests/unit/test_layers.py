@@ -37,7 +37,9 @@ LAYERS = {
     "settings": ["kvstored.config", "kvstored.config_schema", "kvstored.config_types", "kvstored.config_report"],
     "reporting": ["kvstored.logs", "kvstored.metrics", "kvstored.metrics_export"],
     "rpc": ["kvstored.rpc"],
-    "daemon": ["kvstored.daemon", "kvstored.process", "kvstored.__main__", "kvstored.notify"],
+    "daemon": [
+        *("kvstored.daemon", "kvstored.process", "kvstored.__main__", "kvstored.notify", "kvstored.startup"),
+    ],
     # Stands alone: the supervisor holds the memory of the tier, so it is small and does nothing else.
     "supervisor": ["kvstored.descriptor_store", "kvstored.supervise", "kvstored.offspring"],
     "testing": ["kvstored.testing"],
