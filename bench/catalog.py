@@ -68,7 +68,7 @@ def fill(catalog: Catalog, entries: int) -> list[list[Entry]]:
             parent = hash_
         for entry in chain:
             assert catalog.publish(entry)
-        assert not catalog.unhold(chain, float(start))
+        assert not catalog.unhold(chain)
         if start % (1000 * _CHAIN_BLOCKS) == 0:
             sample.append(chain)
     return sample
@@ -105,7 +105,7 @@ def measure(entries: int) -> dict[str, float]:
 def _touch_us(catalog: Catalog, chains: list[list[Entry]]) -> float:
     started = time.perf_counter()
     for chain in chains:
-        catalog.touch(chain, 0.0)
+        catalog.touch(chain)
     return (time.perf_counter() - started) / sum(map(len, chains)) * 1e6
 
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Final
 
 from kvstored.keys import Namespace, slot_bytes
-from kvstored.policy.eviction import EvictionOrder, Node, make_order
+from kvstored.policy.eviction import EvictionOrder, Node
+from kvstored.policy.orders import OrderMaker, make_order
 
 WRITING: Final = 0
 PROMOTING: Final = 1
@@ -51,6 +52,11 @@ class Entry(Node, gc=False, eq=False, kw_only=True):
     holds: int = 0
     leases: int = 0  # of the holds
     below: bool = False  # a copy of it is on NVMe
+
+    @property
+    def identity(self) -> Hashable:
+        """See `Node`; shards of one model share it, as they share their fate."""
+        return self.hash
 
 
 class Space:
@@ -116,8 +122,8 @@ def _by_order(entries: Sequence[Entry]) -> list[tuple[EvictionOrder, Sequence[En
 class Catalog:
     """All spaces and eviction orders of the daemon."""
 
-    def __init__(self, eviction: str = "lru") -> None:
-        self._eviction = eviction
+    def __init__(self, new_order: OrderMaker = make_order) -> None:
+        self._new_order = new_order
         self.spaces: dict[bytes, Space] = {}
         self.orders: dict[tuple[str, int], EvictionOrder] = {}
         self.leased_bytes: Counter[str] = Counter()  # per tenant, a block counted once however often leased
@@ -140,7 +146,7 @@ class Catalog:
         """The eviction order of a tenant's blocks of one slot size."""
         found = self.orders.get((tenant, slot_size))
         if found is None:
-            found = self.orders[tenant, slot_size] = make_order(self._eviction)
+            found = self.orders[tenant, slot_size] = self._new_order()
         return found
 
     def tenant_spaces(self, tenant: str) -> list[Space]:
@@ -184,17 +190,18 @@ class Catalog:
         self._wake(entry)
         return True
 
-    def hold(self, entries: Sequence[Entry]) -> None:
-        """Keep blocks from being moved, reused or zeroed until `unhold`."""
+    def hold(self, entries: Sequence[Entry], *, leaving: bool = False) -> None:
+        """Keep blocks from being moved, reused or zeroed until `unhold`; `leaving`: they are on their way down."""
         for order, group in _by_order([e for e in entries if not e.holds and e.state == READY]):
-            order.remove_many(group)
+            (order.evict_many if leaving else order.remove_many)(group)
         for entry in entries:
             entry.holds += 1
 
-    def unhold(self, entries: Sequence[Entry], now: float) -> list[int]:
+    def unhold(self, entries: Sequence[Entry], *, used: bool = False) -> list[int]:
         """End one hold of each block, given in chain order; returns the slots that are free now.
 
-        The last hold touches. Tail first, so that a child is evicted before its parent.
+        With the last hold they come back to their order, `used` by a client or only held for another
+        reason. Tail first, so that a child is evicted before its parent.
         """
         self._used(entries)
         for entry in entries:
@@ -202,7 +209,7 @@ class Catalog:
             entry.holds -= 1
         released = [entry for entry in reversed(entries) if not entry.holds]
         for order, group in _by_order([entry for entry in released if entry.state == READY]):
-            order.touch_many(group, now)
+            (order.touch_many if used else order.enter_many)(group)
         return list({entry.slot: None for entry in released if entry.state == DEAD})  # each once
 
     def lease(self, space: Space, entries: Sequence[Entry]) -> None:
@@ -244,11 +251,19 @@ class Catalog:
 
     # ---- use ----
 
-    def touch(self, entries: Sequence[Entry], now: float) -> None:
-        """Note a use of blocks, given in chain order, tail first. Held ones are touched when released."""
+    def touch(self, entries: Sequence[Entry], *, used: bool = True) -> None:
+        """Note a use of blocks, given in chain order, tail first. Held ones are touched when released.
+
+        Not `used`: they are warmed all the same, as for what new blocks hang on.
+        """
         self._used(entries)
         for order, group in _by_order([e for e in reversed(entries) if not e.holds and e.state == READY]):
-            order.touch_many(group, now)
+            (order.touch_many if used else order.enter_many)(group)
+
+    def evict(self, entries: Iterable[Entry]) -> None:
+        """Take what is not held out of the orders, to make room; `forget` each then."""
+        for order, group in _by_order([entry for entry in entries if not entry.holds and entry.state == READY]):
+            order.evict_many(group)
 
     def ancestors(self, space: Space, parent: bytes, limit: int) -> list[Entry]:
         """The chain above a block, from its root down to `parent`, as far as it is in DRAM."""

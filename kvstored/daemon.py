@@ -12,6 +12,7 @@ import secrets
 import signal
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from typing import Final
 
@@ -35,6 +36,7 @@ from kvstored.mover import Mover
 from kvstored.notify import Notifier
 from kvstored.parts import Below, Limits, Parts, TenantStats
 from kvstored.policy.admission import AdmitAll
+from kvstored.policy.orders import make_order
 from kvstored.policy.quota import Quota
 from kvstored.policy.watermarks import Watermarks
 from kvstored.promoter import Promoter
@@ -113,7 +115,9 @@ class Daemon:
 
     def _wire(self) -> Context:
         config, counters = self.config, self._metrics.counters
-        catalog, history = Catalog(config.policy.eviction), History()
+        policy = config.policy
+        catalog = Catalog(partial(make_order, policy.eviction, heat_half_life=policy.heat_half_life))
+        history = History()
         dram = DramTier(_dram_config(config))
         quotas = {tenant.name: Quota(tenant.dram_limit_bytes) for tenant in config.tenants}
         room = Room(catalog, dram, self._clock, history, counters, quotas)

@@ -39,7 +39,7 @@ class LeaseEnds:
             group, lease = self._waiting.popleft()
             group.ending_leases -= 1
             self._parts.catalog.unlease(lease.entries)
-            self._parts.room.unhold(lease.entries)
+            self._parts.room.unhold(lease.entries, used=True)
             left -= len(lease.entries)
         if any_waiting and self._parts.below is not None:
             self._parts.below.mover.kick()

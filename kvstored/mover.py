@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Final, cast
 
 from kvstored.catalog import DEAD, READY, Catalog, Entry
@@ -141,16 +141,16 @@ class Mover:
         wanted_bytes = min(wanted_bytes, STEP_BYTES_MAX)
         dirty: list[Entry] = []
         clean: list[Entry] = []
-        node = order.coldest()
-        while node is not None and wanted_bytes > 0 and len(dirty) + len(clean) < STEP_BLOCKS_MAX:
+        for node in islice(order, STEP_BLOCKS_MAX):
+            if wanted_bytes <= 0:
+                break
             entry = cast(Entry, node)
             (clean if entry.below else dirty).append(entry)
             wanted_bytes -= entry.pool.slot_bytes
-            node = order.warmer(node)
         self._room.evict(clean, "demoted earlier")
         if clean:
             self._signal(freed=True)
-        self._catalog.hold(dirty)
+        self._catalog.hold(dirty, leaving=True)
         if clean and not dirty and self._active:
             self._wake.set()
         return dirty, len(clean)
@@ -244,10 +244,10 @@ class Mover:
     def _finish(self, entries: list[Entry], done: set[int], *, evict: bool) -> None:
         for entry in entries:
             entry.below = entry.below or id(entry) in done
-        # The touch that ends a hold keeps the order that they had: who evicts gives the coldest first.
+        if evict:  # while held by nobody else: what is gone needs no place in its order
+            self._room.evict([e for e in entries if e.state == READY and e.holds == 1 and e.below], "demoted")
+        # The end of a hold keeps the order that they had: who evicts gives the coldest first.
         self._room.unhold(entries[::-1] if evict else entries)
-        if evict:
-            self._room.evict([e for e in entries if e.state == READY and not e.holds and e.below], "demoted")
         self._counters["demoted_blocks"] += len(done)
         if entries and not done:
             self._counters["demote_failed_blocks"] += len(entries)

@@ -240,7 +240,7 @@ class Promoter:
         self.inflight_bytes -= batch.size_bytes
         if job.idle:
             # Batch after batch entered the order; once more as one chain, tail first.
-            self._catalog.touch([e for e in job.entries if e.state == READY], self._clock.monotonic())
+            self._catalog.touch([e for e in job.entries if e.state == READY], used=False)
         job.settle()
         self.on_settled()
         self._pump()

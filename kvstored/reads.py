@@ -292,5 +292,5 @@ class Reads:
     def touch(self, space: Space, hashes: Sequence[bytes]) -> int:
         """Note a use of blocks in DRAM; returns how many there were."""
         entries = [entry for hash_ in hashes if (entry := space.entries.get(hash_)) and entry.state == READY]
-        self._catalog.touch(entries, self._parts.clock.monotonic())
+        self._catalog.touch(entries)
         return len(entries)

@@ -7,8 +7,9 @@ fewer slots meanwhile.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
 from kvstored.catalog import Catalog, Entry, Space
@@ -85,19 +86,19 @@ class Room:
         """Evict up to `count` blocks of the tenant's order, coldest first; returns how many."""
         order = self._catalog.order(tenant, size)
         victims: list[Entry] = []
-        node, must_demote = order.coldest(), self.must_demote()
-        while node is not None and len(victims) < count:
+        must_demote = self.must_demote()
+        for node in itertools.islice(order, count):
             entry = cast(Entry, node)
             if must_demote and not entry.below:
                 break
             victims.append(entry)
-            node = order.warmer(node)
         self.evict(victims, "room for new blocks")
         return len(victims)
 
-    def evict(self, entries: Iterable[Entry], rule: str) -> None:
+    def evict(self, entries: Sequence[Entry], rule: str) -> None:
         """Drop blocks from DRAM; those that are not below are gone, and it is noted why."""
         lost = Gone("evicted", rule, self._clock.wall())
+        self._catalog.evict(entries)
         for entry in entries:
             if entry.below:
                 self._counters["evicted_clean_blocks"] += 1
@@ -128,9 +129,9 @@ class Room:
         if slot is not None:
             self._dram.free(slot)
 
-    def unhold(self, entries: list[Entry]) -> None:
-        """End one hold of each block, given in chain order."""
-        for slot in self._catalog.unhold(entries, self._clock.monotonic()):
+    def unhold(self, entries: list[Entry], *, used: bool = False) -> None:
+        """End one hold of each block, given in chain order; `used` says that a client had it."""
+        for slot in self._catalog.unhold(entries, used=used):
             self._dram.free(slot)
 
     # ---- whole segments, when sizes or tenants change ----

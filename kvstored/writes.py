@@ -255,7 +255,7 @@ class Writes:
 
     def _touch_above(self, space: Space, parent: bytes) -> None:
         ancestors = self._catalog.ancestors(space, parent, BLOCKS_PER_CALL_MAX)
-        self._catalog.touch(ancestors, self._parts.clock.monotonic())
+        self._catalog.touch(ancestors, used=False)
 
     def end_session(self, session: Session) -> None:
         """Abort what a session had reserved; copies that run finish first, and what they copied is kept."""

@@ -1,21 +1,22 @@
 """Eviction orders: which block goes first.
 
-An order holds nodes, from the coldest to the warmest; it sees no bytes, no keys and no clock
-(callers pass `now`, in seconds). The same code serves the daemon and the trace simulator.
+An order holds nodes, from the coldest to the warmest; it sees no bytes and no clock. Where an
+order needs time it counts the uses that it was told of: so the daemon, which runs at its own
+pace, and the simulator, which runs a recorded day in a second, decide the same.
 
 What callers owe an order:
 
-* They touch a chain tail first, parents after children, so that a child is always colder than
+* They name a chain tail first, parents after children, so that a child is always colder than
   its parent and goes before it. A block is useless without its parent.
-* A held block (leased, being copied) is removed, and comes back with a touch at its release:
-  no order has to skip nodes that cannot go.
+* A held block (leased, being copied) is removed, and comes back at its release: no order has
+  to skip nodes that cannot go. `Node.mark` keeps what the order knows of it meanwhile.
+* Uses and other reasons to come back are told apart: `touch` counts a use, `enter` does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
-from typing import Final, Protocol
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -29,6 +30,12 @@ class Node(msgspec.Struct, gc=False, eq=False, kw_only=True):
 
     prev: Node | None = None
     next: Node | None = None
+    mark: float = 0  # what its order remembers of it, while it is held too; 0: it is new
+
+    @property
+    def identity(self) -> Hashable:
+        """What is the same in another node of the same block, made after this one was evicted."""
+        return id(self)
 
     def __repr__(self) -> str:
         # The generated one would follow `next` through the whole order.
@@ -36,95 +43,59 @@ class Node(msgspec.Struct, gc=False, eq=False, kw_only=True):
 
 
 class EvictionOrder(Protocol):
-    """An order of nodes. A node is in one order at most; `now` never goes back."""
+    """An order of nodes. A node is in one order at most.
 
-    def insert(self, node: Node, now: float) -> None:
-        """Add a node that is in no order."""
+    Iterating yields every node, the one to go first first. It is valid until the order changes; after
+    that it may end early or meet a node twice, and does no harm.
+    """
+
+    def touch_many(self, nodes: Sequence[Node]) -> None:
+        """Note a use of nodes, in the order given: the last one ends up warmest. Adds those that are absent."""
         ...
 
-    def touch(self, node: Node, now: float) -> None:
-        """Note a use of a node; adds it where it is absent."""
-        ...
-
-    def touch_many(self, nodes: Iterable[Node], now: float) -> None:
-        """Touch several, in the order given: the last one ends up warmest."""
-        ...
-
-    def remove(self, node: Node) -> None:
-        """Take a node out; nothing happens where it is absent."""
+    def enter_many(self, nodes: Sequence[Node]) -> None:
+        """The same without a use: for nodes that are new, that were held for another reason, or whose children came."""
         ...
 
     def remove_many(self, nodes: Iterable[Node]) -> None:
-        """Take several out: one call for a whole prefix."""
+        """Take nodes out that will come back; those that are absent are passed over."""
         ...
 
-    def coldest(self) -> Node | None:
-        """The node to go first; None in an empty order."""
+    def evict_many(self, nodes: Iterable[Node]) -> None:
+        """Take nodes out that are dropped for room: some orders learn from it."""
         ...
 
-    def warmer(self, node: Node) -> Node | None:
-        """The node to go right after `node`; None after the last."""
+    def remove(self, node: Node) -> None:
+        """Take one node out; nothing happens where it is absent."""
         ...
+
+    def __iter__(self) -> Iterator[Node]: ...
 
     def __len__(self) -> int: ...
 
 
-class Lru:
-    """Least recently used first: a doubly linked ring through a sentinel.
+def ring() -> Node:
+    """The sentinel of an empty ring: its `next` is the coldest node, its `prev` the warmest."""
+    sentinel = Node()
+    sentinel.prev = sentinel.next = sentinel
+    return sentinel
 
-    `sentinel.next` is the coldest node and `sentinel.prev` the warmest.
-    """
 
-    __slots__ = ("_count", "_sentinel")
+def around(sentinel: Node) -> Iterator[Node]:
+    """The nodes of a ring, coldest first. What follows a node is read when the next one is asked for."""
+    node = sentinel.next
+    while node is not sentinel and node is not None:
+        yield node
+        node = node.next
+
+
+class Rings:
+    """What orders share whose nodes stand in rings: leaving needs no knowledge of which ring it is."""
+
+    __slots__ = ("_count",)
 
     def __init__(self) -> None:
-        sentinel = Node()
-        sentinel.prev = sentinel.next = sentinel
-        self._sentinel = sentinel
         self._count = 0
-
-    def insert(self, node: Node, now: float) -> None:
-        """See `EvictionOrder`."""
-        assert node.next is None, "a node is in one order at most"
-        self.touch(node, now)
-
-    def touch(self, node: Node, now: float) -> None:
-        """See `EvictionOrder`."""
-        colder, warmer = node.prev, node.next
-        if colder is None or warmer is None:
-            self._count += 1
-        else:
-            colder.next = warmer
-            warmer.prev = colder
-        sentinel = self._sentinel
-        warmest = sentinel.prev
-        assert warmest is not None, "the ring is closed"
-        node.prev = warmest
-        node.next = sentinel
-        warmest.next = node
-        sentinel.prev = node
-
-    def touch_many(self, nodes: Iterable[Node], now: float) -> None:
-        """See `EvictionOrder`."""
-        # `touch`, written out: a get of 512 blocks spends most of its time in this loop.
-        sentinel = self._sentinel
-        warmest, added = sentinel.prev, 0
-        assert warmest is not None, "the ring is closed"
-        for node in nodes:
-            if node is warmest:
-                continue
-            colder, warmer = node.prev, node.next
-            if colder is None or warmer is None:
-                added += 1
-            else:
-                colder.next = warmer
-                warmer.prev = colder
-            node.prev = warmest
-            warmest.next = node
-            warmest = node
-        warmest.next = sentinel
-        sentinel.prev = warmest
-        self._count += added
 
     def remove(self, node: Node) -> None:
         """See `EvictionOrder`."""
@@ -148,25 +119,60 @@ class Lru:
                 removed += 1
         self._count -= removed
 
-    def coldest(self) -> Node | None:
+    def evict_many(self, nodes: Iterable[Node]) -> None:
         """See `EvictionOrder`."""
-        return self.warmer(self._sentinel)
+        self.remove_many(nodes)
 
-    def warmer(self, node: Node) -> Node | None:
-        """See `EvictionOrder`."""
-        following = node.next
-        return None if following is self._sentinel else following
+    def _append(self, sentinel: Node, node: Node) -> None:
+        """Make a node the warmest of a ring, wherever it stood before."""
+        colder, warmer = node.prev, node.next
+        if colder is None or warmer is None:
+            self._count += 1
+        else:
+            colder.next = warmer
+            warmer.prev = colder
+        warmest = sentinel.prev
+        assert warmest is not None, "the ring is closed"
+        node.prev = warmest
+        node.next = sentinel
+        warmest.next = sentinel.prev = node
 
     def __len__(self) -> int:
         return self._count
 
 
-ORDERS: Final[Mapping[str, Callable[[], EvictionOrder]]] = MappingProxyType({"lru": Lru})
+class Lru(Rings):
+    """Least recently used first. Uses and other returns are the same to it."""
 
+    __slots__ = ("_sentinel",)
 
-def make_order(name: str) -> EvictionOrder:
-    """A new, empty order by its name in the configuration; raises ValueError for an unknown name."""
-    make = ORDERS.get(name)
-    if make is None:
-        raise ValueError(f"eviction is {name!r}: it must be one of {', '.join(sorted(ORDERS))}")
-    return make()
+    def __init__(self) -> None:
+        super().__init__()
+        self._sentinel = ring()
+
+    def touch_many(self, nodes: Iterable[Node]) -> None:
+        """See `EvictionOrder`."""
+        # `_append`, written out: a get of 512 blocks spends most of its time in this loop.
+        sentinel = self._sentinel
+        warmest, added = sentinel.prev, 0
+        assert warmest is not None, "the ring is closed"
+        for node in nodes:
+            if node is warmest:
+                continue
+            colder, warmer = node.prev, node.next
+            if colder is None or warmer is None:
+                added += 1
+            else:
+                colder.next = warmer
+                warmer.prev = colder
+            node.prev = warmest
+            warmest.next = node
+            warmest = node
+        warmest.next = sentinel
+        sentinel.prev = warmest
+        self._count += added
+
+    enter_many = touch_many
+
+    def __iter__(self) -> Iterator[Node]:
+        return around(self._sentinel)

@@ -1,82 +1,345 @@
+"""Every order against a slow model of the same words, and what all of them promise."""
+
 from collections import OrderedDict
+from itertools import islice, pairwise
+from math import log2
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstored.policy.eviction import Lru, Node, make_order
+from kvstored.policy.eviction import Lru, Node
+from kvstored.policy.levels import STEPS, Heat, Lfu
+from kvstored.policy.orders import ORDERS, make_order
+from kvstored.policy.s3fifo import S3Fifo
+from kvstored.policy.shelf_life import CREDIT, LEARNING, ShelfLife
 
 
 class Block(Node, gc=False, eq=False, kw_only=True):
     name: int
 
+    @property
+    def identity(self):
+        return self.name
+
 
 def names(order):
-    found, node = [], order.coldest()
-    while node is not None:
-        found.append(node.name)
-        node = order.warmer(node)
-    return found
+    return [node.name for node in order]
 
 
-def test_the_least_recently_touched_goes_first():
-    order, blocks = Lru(), [Block(name=i) for i in range(4)]
-    for block in blocks:
-        order.insert(block, 0.0)
-    order.touch(blocks[0], 1.0)
-    assert names(order) == [1, 2, 3, 0]
-    assert len(order) == 4
+def blocks(count):
+    return [Block(name=i) for i in range(count)]
 
 
-def test_a_chain_touched_tail_first_loses_its_children_before_their_parents():
-    order, chain = Lru(), [Block(name=i) for i in range(5)]
-    order.touch_many(reversed(chain), 0.0)
+every_order = pytest.mark.parametrize("name", sorted(ORDERS))
+
+
+# ---- what all promise ----
+
+
+@every_order
+def test_a_new_chain_loses_its_children_before_their_parents(name):
+    order, chain = make_order(name), blocks(5)
+    order.enter_many(chain[::-1])
     assert names(order) == [4, 3, 2, 1, 0]
+    assert len(order) == 5
 
 
-def test_removal_cuts_both_links_and_is_harmless_when_repeated():
-    order, blocks = Lru(), [Block(name=i) for i in range(3)]
-    order.touch_many(blocks, 0.0)
-    order.remove(blocks[1])
-    order.remove(blocks[1])
-    assert names(order) == [0, 2]
-    assert len(order) == 2
-    assert blocks[1].prev is None
-    assert blocks[1].next is None
+@every_order
+def test_removal_cuts_both_links_and_is_harmless_when_repeated(name):
+    order, nodes = make_order(name), blocks(3)
+    order.enter_many(nodes)
+    order.remove(nodes[1])
+    order.remove(nodes[1])
+    order.remove_many([nodes[1], nodes[0]])
+    assert names(order) == [2]
+    assert len(order) == 1
+    assert nodes[1].prev is None
+    assert nodes[1].next is None
+    order.evict_many([nodes[1], nodes[2]])
+    assert len(order) == 0
+    assert nodes[2].next is None
 
 
-def test_an_empty_order_has_no_coldest_node():
-    order, block = Lru(), Block(name=1)
-    assert order.coldest() is None
-    order.touch(block, 0.0)
+@every_order
+def test_an_empty_order_yields_nothing(name):
+    order, (block,) = make_order(name), blocks(1)
+    assert names(order) == []
+    order.touch_many([block])
     order.remove(block)
-    assert order.coldest() is None
+    order.touch_many([])
+    order.enter_many([])
+    assert names(order) == []
     assert len(order) == 0
 
 
-def test_inserting_a_node_twice_is_a_mistake():
-    order, block = Lru(), Block(name=1)
-    order.insert(block, 0.0)
-    with pytest.raises(AssertionError, match="one order"):
-        order.insert(block, 0.0)
+@pytest.mark.parametrize("name", sorted(set(ORDERS) - {"heat"}))  # whose time is counted by what stands in it
+def test_a_use_while_it_stands_in_the_order_and_one_that_ends_a_hold_are_the_same(name):
+    def run(hold):
+        order, nodes = make_order(name), blocks(40)
+        order.enter_many(nodes)
+        for start in (0, 5, 10, 5, 0):
+            group = nodes[start : start + 10]
+            if hold:
+                order.remove_many(group)
+            order.touch_many(group)
+        return names(order)
+
+    assert run(hold=True) == run(hold=False)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["touch", "remove"]), st.integers(0, 7)), max_size=60))
-def test_it_orders_like_an_ordered_dict(steps):
-    order, blocks, model = Lru(), [Block(name=i) for i in range(8)], OrderedDict()
-    for step, name in steps:
-        getattr(order, step)(blocks[name], *([0.0] if step == "touch" else []))
-        model.pop(name, None)
-        if step == "touch":
-            model[name] = None
+STEP = st.tuples(
+    st.sampled_from(["touch", "enter", "remove", "evict", "hold"]), st.lists(st.integers(0, 11), max_size=6)
+)
+
+
+def apply(order, nodes, step, which):
+    """One step; `evict` takes as many from the cold end. Names what was evicted."""
+    chosen = [nodes[i] for i in dict.fromkeys(which)]
+    if step == "touch":
+        order.touch_many(chosen)
+    elif step == "enter":
+        order.enter_many(chosen)
+    elif step == "remove":
+        order.remove(chosen[0]) if len(chosen) == 1 else order.remove_many(chosen)
+    elif step == "hold":
+        order.remove_many(chosen)
+        order.touch_many(chosen)
+    else:
+        chosen = list(islice(order, len(which)))
+        order.evict_many(chosen)
+        for victim in chosen:
+            nodes[victim.name] = Block(name=victim.name)
+    return [node.name for node in chosen]
+
+
+@every_order
+@given(steps=st.lists(STEP, max_size=40))
+def test_it_holds_what_was_named_and_not_taken_out_each_once(name, steps):
+    order, nodes, inside = make_order(name), blocks(12), set()
+    for step, which in steps:
+        changed = apply(order, nodes, step, which)
+        inside = inside - set(changed) if step in ("remove", "evict") else inside | set(changed)
+        assert len(order) == len(inside)
+    found = names(order)
+    assert sorted(found) == sorted(inside)
+    assert names(order) == found  # looking changes nothing
+
+
+# ---- leaves first ----
+
+
+class Chains:
+    """Chains of three that may share their first block, used as clients use them."""
+
+    def __init__(self, order):
+        self.order = order
+        self.present = {}
+
+    def request(self, root, middle, leaf):
+        chain = [(root,), (root, middle), (root, middle, leaf)]
+        run = []
+        for key in chain:
+            if key not in self.present:
+                break
+            run.append(self.present[key])
+        self.order.remove_many(run)
+        self.order.touch_many(run[::-1])
+        new = [key for key in chain if key not in self.present]
+        self.present |= {key: Block(name=hash(key)) for key in new}
+        self.order.enter_many([self.present[key] for key in reversed(new)])
+        self.order.enter_many([self.present[key] for key in reversed(chain[: len(run)])])
+
+    def evict(self, count):
+        victims = list(islice(self.order, count))
+        self.order.evict_many(victims)
+        gone = {victim.name for victim in victims}
+        self.present = {key: block for key, block in self.present.items() if block.name not in gone}
+
+    def orphans(self):
+        return [key for key in self.present if len(key) > 1 and key[:-1] not in self.present]
+
+
+@every_order
+@given(steps=st.lists(st.one_of(st.integers(1, 4), st.tuples(*[st.integers(0, 2)] * 3)), max_size=60))
+def test_no_block_outlives_its_parent(name, steps):
+    chains = Chains(make_order(name))
+    for step in steps:
+        if isinstance(step, int):
+            chains.evict(step)
+        else:
+            chains.request(*step)
+        assert not chains.orphans()
+
+
+# ---- each against its model ----
+
+
+@given(st.lists(STEP, max_size=60))
+def test_lru_orders_like_an_ordered_dict(steps):
+    order, nodes, model = Lru(), blocks(12), OrderedDict()
+    for step, which in steps:
+        for name in apply(order, nodes, step, which):
+            model.pop(name, None)
+            if step not in ("remove", "evict"):
+                model[name] = None
         assert names(order) == list(model)
-        assert len(order) == len(model)
+
+
+class ModelShelfLife:
+    """Last use, kind, and a sort."""
+
+    def __init__(self):
+        self.now, self.mean, self.known, self.inside = 0, 0.0, {}, []
+
+    def come(self, chosen, uses):
+        self.now += len(chosen)
+        for name in chosen:
+            reused = bool(uses) or self.known.get(name, (False, 0))[0]
+            self.known[name] = (reused, self.now)
+            self.inside = [n for n in self.inside if n != name] + [name]
+
+    def go(self, chosen, evicted):
+        for name in chosen:
+            if evicted:
+                self.mean += LEARNING * (self.now - self.known.pop(name)[1] - self.mean)
+            if name in self.inside:
+                self.inside.remove(name)
+
+    def order(self):
+        def due(name):
+            reused, last = self.known[name]
+            return (last + CREDIT * self.mean * reused, reused)
+
+        return sorted(self.inside, key=due)
+
+
+class ModelLfu:
+    def __init__(self):
+        self.uses, self.inside = {}, []
+
+    def come(self, chosen, uses):
+        for name in chosen:
+            self.uses[name] = self.uses.get(name, 0) + uses
+            self.inside = [n for n in self.inside if n != name] + [name]
+
+    def go(self, chosen, evicted):
+        for name in chosen:
+            self.uses.pop(name, None) if evicted else None
+            if name in self.inside:
+                self.inside.remove(name)
+
+    def order(self):
+        return sorted(self.inside, key=self.uses.get)
+
+
+class ModelHeat(ModelLfu):
+    """Heats that really decay, all of them, at every step."""
+
+    def come(self, chosen, uses):
+        passed = 2.0 ** -(len(chosen) / max(len(self.inside), len(chosen)) / 2.0) if chosen else 1.0
+        self.uses = {name: heat * passed for name, heat in self.uses.items()}
+        for name in chosen:
+            heat = self.uses.get(name)
+            self.uses[name] = 1.0 if heat is None else heat + 1 if uses else max(heat, 1.0)
+            self.inside = [n for n in self.inside if n != name] + [name]
+
+
+def run_model(order, model, steps):
+    nodes = blocks(12)
+    for step, which in steps:
+        changed = apply(order, nodes, step, which)
+        if step in ("remove", "evict", "hold"):
+            model.go(changed, step == "evict")
+        if step not in ("remove", "evict"):
+            model.come(changed, step != "enter")
+        yield
+
+
+@given(st.lists(STEP, max_size=60))
+def test_shelf_life_orders_by_last_use_and_credit(steps):
+    order, model = ShelfLife(), ModelShelfLife()
+    for _ in run_model(order, model, steps):
+        assert order.mean_age == pytest.approx(model.mean)
+        assert names(order) == model.order()
+
+
+@given(st.lists(STEP, max_size=60))
+def test_lfu_orders_by_uses_and_then_by_the_last(steps):
+    order, model = Lfu(), ModelLfu()
+    for _ in run_model(order, model, steps):
+        assert names(order) == model.order()
+
+
+@given(st.lists(STEP, max_size=60))
+def test_heat_orders_by_what_is_left_of_it_to_a_step(steps):
+    order, model = Heat(half_life=2.0), ModelHeat()
+    for _ in run_model(order, model, steps):
+        heats = [log2(model.uses[name]) for name in names(order)]
+        assert all(a - b < 1 / STEPS + 1e-9 for a, b in pairwise(heats))
+
+
+# ---- what is particular ----
+
+
+def test_shelf_life_keeps_what_was_reused_while_prompts_pass_that_never_come_back():
+    order, kept = ShelfLife(), blocks(4)
+    order.enter_many(kept)
+    order.touch_many(kept)
+    order.mean_age = 100.0
+    passing = [Block(name=100 + i) for i in range(20)]
+    order.enter_many(passing)
+    assert names(order)[:20] == [block.name for block in passing]
+    order.mean_age = 1.0
+    assert names(order)[:4] == [0, 1, 2, 3]
+
+
+def test_heat_needs_a_half_life():
+    with pytest.raises(ValueError, match="over 0 turnovers"):
+        Heat(0)
+    assert make_order("heat", heat_half_life=3.0)._half_life == 3.0
+
+
+def test_heat_does_not_gather_levels_above_a_block_that_nobody_evicts():
+    order, (cold, hot) = Heat(), blocks(2)
+    order.enter_many([cold])
+    for _ in range(5000):
+        order.touch_many([hot])
+    assert names(order) == [0, 1]
+    assert len(order._heap) == len(order._rings) <= 64
+
+
+def test_s3fifo_lets_unused_blocks_pass_and_remembers_them():
+    order, kept, passing = S3Fifo(), blocks(8), [Block(name=100 + i) for i in range(20)]
+    order.enter_many(kept)
+    order.touch_many(kept)
+    order.enter_many(passing)
+    first = list(islice(order, 4))
+    assert [block.name for block in first] == [100, 101, 102, 103]
+    order.evict_many(first)
+    order.enter_many([Block(name=103)])
+    order.enter_many([Block(name=200)])
+    found = names(order)
+    assert found[-2:] == [103, 200]  # what is left for the small queue goes last
+    order.enter_many([Block(name=200 + i) for i in range(1, 9)])
+    found = names(order)
+    assert found.index(103) > found.index(200)
+
+
+def test_s3fifo_gives_a_used_block_of_the_main_queue_another_round():
+    order, nodes = S3Fifo(), blocks(20)
+    order.enter_many(nodes)
+    order.touch_many(nodes)
+    order.touch_many([nodes[5]])
+    order.enter_many([nodes[6]])
+    found = names(order)
+    assert found.index(5) > found.index(6)
 
 
 def test_a_node_prints_itself_and_not_the_order_it_is_in():
-    order, blocks = Lru(), [Block(name=i) for i in range(5000)]
-    order.touch_many(blocks, 0.0)
-    assert len(repr(blocks[0])) < 100
+    order, nodes = Lru(), blocks(5000)
+    order.touch_many(nodes)
+    assert len(repr(nodes[0])) < 100
 
 
 def test_orders_are_made_by_name_and_an_unknown_name_is_told_which_there_are():
