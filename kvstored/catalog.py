@@ -3,8 +3,10 @@
 Blocks that are only on NVMe have no entry here; the lower tier's index knows them. All calls
 are plain state changes without I/O. The life of an entry:
 
-    reserve -> WRITING or PROMOTING --publish--> READY --forget--> gone
-                                    --forget---> gone        (DEAD while something still holds its slot)
+    reserve -> WRITING, PROMOTING or REVIVING --publish--> READY --forget--> gone
+                                              --forget---> gone    (DEAD while something still holds its slot)
+
+A block that an earlier process left is REVIVING until its bytes are verified.
 
 `holds` counts leases and I/O that use the slot. A held entry stands in no eviction order, so
 nobody has to skip it; it enters the order when it is published and when its last hold ends.
@@ -26,7 +28,8 @@ WRITING: Final = 0
 PROMOTING: Final = 1
 READY: Final = 2
 DEAD: Final = 3
-STATE_NAMES: Final = ("writing", "promoting", "ready", "dead")
+REVIVING: Final = 4
+STATE_NAMES: Final = ("writing", "promoting", "ready", "dead", "reviving")
 
 
 class Pool:
@@ -153,13 +156,18 @@ class Catalog:
         """Every space of a tenant."""
         return [space for space in self.spaces.values() if space.tenant == tenant]
 
+    @property
+    def uses(self) -> int:
+        """Grows with every use of any block."""
+        return self._tick
+
     def __len__(self) -> int:
         return sum(len(space.entries) for space in self.spaces.values())
 
     # ---- life of an entry ----
 
     def reserve(self, space: Space, hash_: bytes, parent: bytes, slot: int, size_bytes: int, state: int) -> Entry:
-        """Enter a block that is being written or promoted; the caller holds it once."""
+        """Enter a block that is being written, promoted or verified; the caller holds it once."""
         assert hash_ not in space.entries, "a key has one entry"
         size = slot_bytes(size_bytes)
         pool = space.pools.get(size)
@@ -184,7 +192,7 @@ class Catalog:
         """Make a block readable; its maker's hold stays. False: it was forgotten meanwhile."""
         if entry.state == DEAD:
             return False
-        assert entry.state in (WRITING, PROMOTING), "published twice"
+        assert entry.state in (WRITING, PROMOTING, REVIVING), "published twice"
         entry.state = READY
         entry.pool.space.unready -= 1
         self._wake(entry)

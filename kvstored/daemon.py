@@ -40,6 +40,7 @@ from kvstored.policy.orders import make_order
 from kvstored.policy.quota import Quota
 from kvstored.policy.watermarks import Watermarks
 from kvstored.promoter import Promoter
+from kvstored.revival import Revival
 from kvstored.room import Room
 from kvstored.rpc import status
 from kvstored.rpc.context import Context
@@ -48,9 +49,11 @@ from kvstored.rpc.listener import SessionServer
 from kvstored.rpc.service import GrpcServer
 from kvstored.startup import StartTimes
 from kvstored.store import Store
-from kvstored.tiers.dram import DramConfig, DramTier
-from kvstored.tiers.nvme import NvmeConfig, NvmeTier
+from kvstored.tier_settings import dram_config, nvme_config
+from kvstored.tiers.dram import DramTier
+from kvstored.tiers.nvme import NvmeTier
 from kvstored.tiers.staging import StagingPool
+from kvstored.warm_restart import WarmRestart
 
 GRACE_S: Final = 2.0
 STOP_FLUSH_S: Final = 30.0
@@ -107,6 +110,7 @@ class Daemon:
         self._endpoint: metrics_server.MetricsServer | None = None
         self._mover_task: asyncio.Task[None] | None = None
         self.context = self._wire()
+        self._warm = WarmRestart(self.context.store.parts)
         self._sessions = SessionServer(self.context, config.server.session_socket, config.server.socket_mode_bits)
         self.context.store.tell_retired = self._sessions.retired
         self._grpc = GrpcServer(self.context)
@@ -118,15 +122,18 @@ class Daemon:
         policy = config.policy
         catalog = Catalog(partial(make_order, policy.eviction, heat_half_life=policy.heat_half_life))
         history = History()
-        dram = DramTier(_dram_config(config))
+        dram = DramTier(dram_config(config), self._keeper, [tenant.name for tenant in config.tenants])
         quotas = {tenant.name: Quota(tenant.dram_limit_bytes) for tenant in config.tenants}
         room = Room(catalog, dram, self._clock, history, counters, quotas)
         limits = config.limits
+        below = self._wire_below(catalog, room, dram, history) if config.nvme.paths else None
+        tier = below.tier if below is not None else None
+        revival = Revival(catalog, room, dram, self._clock, counters, history, self._copiers, self._copy_threads, tier)
         parts = Parts(
             catalog=catalog,
             dram=dram,
             room=room,
-            below=self._wire_below(catalog, room, dram, history) if config.nvme.paths else None,
+            below=below,
             sessions=Sessions(config.server.max_sessions, limits.namespaces_per_session),
             staging=StagingPool(limits.staging_bytes_total),
             history=history,
@@ -143,6 +150,7 @@ class Daemon:
             copiers=self._copiers,
             copy_threads=self._copy_threads,
             stats=defaultdict(TenantStats),
+            revival=revival,
         )
         return Context(
             config=config,
@@ -167,7 +175,7 @@ class Daemon:
             gone = Gone("corrupt", "its bytes on NVMe were unreadable or not what was stored", self._clock.wall())
             loop.call_soon_threadsafe(_note_evicted, catalog, history, digest, hashes, gone)
 
-        nvme = NvmeTier(_nvme_config(config), FileDevice(), self._clock, evicted, on_dropped=dropped)
+        nvme = NvmeTier(nvme_config(config), FileDevice(), self._clock, evicted, on_dropped=dropped)
         mover = Mover(
             catalog,
             room,
@@ -201,12 +209,14 @@ class Daemon:
             loop.add_signal_handler(number, self._on_signal)
         parts = self.context.store.parts
         await parts.dram.open()
+        await self._warm.enter()
         self._times.ended("dram")
         if parts.below is not None:
             await parts.below.tier.open()
             self._restore_namespaces(parts, parts.below)
             self._mover_task = asyncio.create_task(parts.below.mover.run())
             self._times.ended("nvme")
+        self._warm.start()
         if self.config.metrics.enabled:
             read = metrics_server.on_loop(loop, lambda: status.report(self.context))
             collector = DaemonCollector(self._metrics, read)
@@ -252,6 +262,7 @@ class Daemon:
         await self._grpc.set_serving(False)
         await self._grpc.close(GRACE_S)
         self._sessions.close()
+        await self._warm.stop()
         if parts.below is not None:
             await self._stop_below(parts.below, flush=flush)
         if self._endpoint is not None:
@@ -291,27 +302,3 @@ def _note_evicted(catalog: Catalog, history: History, digest: bytes, hashes: lis
         if entry is not None:
             entry.below = False
     history.note(digest, hashes, gone)
-
-
-def _dram_config(config: Config) -> DramConfig:
-    dram = config.dram
-    return DramConfig(
-        capacity_bytes=dram.capacity_bytes,
-        segment_bytes=dram.segment_bytes,
-        huge_pages="require" if dram.require_huge_pages else dram.huge_pages,
-        lock="require" if dram.require_lock else dram.lock,
-    )
-
-
-def _nvme_config(config: Config) -> NvmeConfig:
-    nvme = config.nvme
-    return NvmeConfig(
-        paths=nvme.paths,
-        capacity_bytes=nvme.capacity_bytes,
-        extent_bytes=nvme.extent_bytes,
-        io_threads=nvme.io_threads,
-        require_direct_io=nvme.require_direct_io,
-        io_deadline_s=nvme.io_deadline_s,
-        retry_s=nvme.retry_s,
-        scrub_bytes_per_s=nvme.scrub_bytes_per_s,
-    )

@@ -13,6 +13,7 @@ from kvstored.history import History
 from kvstored.leases import Sessions
 from kvstored.mover import Mover
 from kvstored.promoter import Promoter
+from kvstored.revival import Revival
 from kvstored.room import Room
 from kvstored.tiers.base import LowerTier
 from kvstored.tiers.dram import DramTier
@@ -63,3 +64,4 @@ class Parts(msgspec.Struct, frozen=True):
     copiers: Executor  # threads that copy and hash
     copy_threads: int
     stats: defaultdict[str, TenantStats]
+    revival: Revival

@@ -20,6 +20,8 @@ from kvstored.promoter import DEMAND, PIECE_BLOCKS
 IN_DRAM: Final = 1
 ON_NVME: Final = 2
 _PENDING: Final = 4
+# A get waits so long for blocks that are verified after a restart, where it did not ask to wait longer.
+REVIVAL_WAIT_S: Final = 0.5
 
 
 class FoundRun(msgspec.Struct):
@@ -51,6 +53,7 @@ class Reads:
         self._below = parts.below
         self._limits = parts.limits
         self._counters = parts.counters
+        self._revival = parts.revival
         self.ends = LeaseEnds(parts)
         # Set by the store: ends leases whose release a session has posted, some at a time; whether none is left.
         self.take_posted: Callable[[Session], bool] = lambda session: True
@@ -63,6 +66,9 @@ class Reads:
         resident = min(len(space.ready_run(hashes)) for space in spaces)
         if resident == len(hashes):
             return FoundRun(resident, resident, resident, 0, 0, HIT)
+        if self._revival.active:
+            for space in spaces:
+                self._revival.hurry(self._entered(space, hashes))
         if self._below is None:
             return self._count(spaces, hashes, [{}] * len(spaces))
         return self._lookup_below(self._below, spaces, hashes)
@@ -169,7 +175,11 @@ class Reads:
                     run += part
                 if no_room or len(more[0]) < len(piece):
                     break
-            await self._settled([entry for run in runs for entry in run], end_s)
+            held = [entry for run in runs for entry in run]
+            if self._revival.active:
+                self._revival.hurry(held)
+                end_s = max(end_s, self._parts.clock.monotonic() + REVIVAL_WAIT_S)
+            await self._settled(held, end_s)
             length = min(ready_length(run) for run in runs)
             ended = self._ended(runs, length, len(hashes), no_room)
             return self._lease(session, spaces, runs, len(hashes), 0 if session.ended else length, ended)

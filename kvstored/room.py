@@ -128,6 +128,8 @@ class Room:
         slot = self._catalog.forget(entry)
         if slot is not None:
             self._dram.free(slot)
+        else:  # a restarted daemon must not find it either, whoever still reads the slot
+            self._dram.records.clear(entry.slot)
 
     def unhold(self, entries: list[Entry], *, used: bool = False) -> None:
         """End one hold of each block, given in chain order; `used` says that a client had it."""

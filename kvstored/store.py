@@ -117,6 +117,7 @@ class Store:
             raise LimitExceeded(f"{NAMESPACES_MAX} namespaces are known: restart the daemon to forget unused ones")
         space = self.parts.catalog.space(Namespace(tenant, digest, encoding, wire.fields(spec)))
         handle = self.parts.sessions.add_space(session, space, durable=durable)
+        await self.parts.dram.remember_namespaces([space.namespace])
         if not known and self.parts.below is not None:
             await self.parts.below.tier.remember_namespace(tenant, digest, encoding, space.namespace.fields)
         return handle, space, wire.chain_seed(tenant, spec)

@@ -196,7 +196,8 @@ class Writes:
         """From the first block without room on nothing is reserved: a block is useless without its parent."""
         demotable = self._below is not None and self._below.mover.takes_blocks()
         fits = self._room.could_ever_fit(chain.space.tenant, chain.sizes[first])
-        outcome = THROTTLED if fits and (demotable or self._dram.usage().retired_bytes) else NO_ROOM
+        soon = demotable or self._parts.revival.active or self._dram.usage().retired_bytes
+        outcome = THROTTLED if fits and soon else NO_ROOM
         outcomes = reserved.outcomes
         for index in range(first, len(outcomes)):
             if outcomes[index] == RESERVED:

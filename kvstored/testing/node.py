@@ -12,6 +12,7 @@ from typing import Any
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.catalog import Catalog, Space
+from kvstored.device.keeper import Keeper
 from kvstored.history import History
 from kvstored.leases import Caller, Session, Sessions
 from kvstored.mover import Mover
@@ -21,6 +22,7 @@ from kvstored.policy.quota import Quota
 from kvstored.policy.watermarks import Watermarks
 from kvstored.promoter import Promoter
 from kvstored.reads import Held
+from kvstored.revival import Revival
 from kvstored.room import Room
 from kvstored.store import Store
 from kvstored.testing.memory_tier import MemoryTier
@@ -61,12 +63,13 @@ class Node:
         watermarks: Watermarks | None = None,
         queue_blocks: int = 4096,
         deadline_s: float = 0.0,
+        keeper: Keeper | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.lower = below
         self.counters: Counter[str] = Counter()
         catalog, history = Catalog(), History()
-        dram = DramTier(DramConfig(blocks * BLOCK_BYTES, segment_blocks * BLOCK_BYTES, "never", "never"))
+        dram = DramTier(DramConfig(blocks * BLOCK_BYTES, segment_blocks * BLOCK_BYTES, "never", "never"), keeper)
         room = Room(catalog, dram, self.clock, history, self.counters, quotas or {})
         self._copiers = ThreadPoolExecutor(2)
         self.parts = Parts(
@@ -83,6 +86,7 @@ class Node:
             copiers=self._copiers,
             copy_threads=2,
             stats=defaultdict(TenantStats),
+            revival=Revival(catalog, room, dram, self.clock, self.counters, history, self._copiers, 2, below),
         )
         self.store = Store(self.parts)
         self._mover: asyncio.Task[None] | None = None
@@ -111,6 +115,7 @@ class Node:
 
     async def __aenter__(self) -> Node:
         await self.parts.dram.open()
+        await self.parts.revival.enter()
         if self.parts.below is not None:
             self._mover = asyncio.create_task(self.parts.below.mover.run())
         return self
@@ -124,6 +129,7 @@ class Node:
         if self.parts.below is not None:
             await self.store.writes.durability.drained()
             await self.parts.below.promoter.drained()
+        await self.parts.revival.run()
         self.audit()
         await self.parts.dram.close()
         self._copiers.shutdown()

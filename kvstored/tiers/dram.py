@@ -54,6 +54,10 @@ class Records:
         """The slot holds no block any more (`DramTier.free` does this too)."""
         self._of(slot).clear(slot & INDEX_MASK)
 
+    def rank(self, slot: int, place: int) -> None:
+        """Note where the block stands in its eviction order, for the next daemon."""
+        self._of(slot).rank(slot & INDEX_MASK, place)
+
     def generation(self, slot: int) -> int:
         """Differs between any two blocks that ever were in the slot."""
         return self._of(slot).generation(slot & INDEX_MASK)
@@ -153,7 +157,7 @@ class DramTier(SegmentPool):
 
     async def remember_namespaces(self, namespaces: Sequence[Namespace]) -> None:
         """Note namespaces for the next daemon, before blocks of them are stored."""
-        if self._kept is not None and self._kept.active:
+        if self._kept is not None and not self._kept.knows(namespaces):
             await asyncio.to_thread(self._kept.remember, namespaces)
 
     @property
@@ -167,6 +171,8 @@ class DramTier(SegmentPool):
         if self._kept is not None and self._kept.active:
             found["kept"] = "partly" if self._kept.unkept_segments else "yes"
             found["start"] = str(self._kept.boot)
+            found["adopted_segments"] = str(len(self.adoption.segments))
+            found["dropped_blocks"] = ", ".join(f"{n} {why}" for why, n in self.adoption.dropped.items()) or "0"
         return found
 
     def view(self, slot: int, size_bytes: int) -> memoryview:

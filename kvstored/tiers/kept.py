@@ -108,6 +108,10 @@ class Kept:
             self.keeper.drop(name_of(RECORDS, segment_id))
             self._note(lambda log: log.note_gone(segment_id))
 
+    def knows(self, namespaces: Iterable[Namespace]) -> bool:
+        """Whether there is nothing to note."""
+        return not self.active or all(namespace.digest in self._registry.namespaces for namespace in namespaces)
+
     def remember(self, namespaces: Iterable[Namespace]) -> None:
         """Note namespaces, before blocks of them are stored."""
         for namespace in namespaces if self.active else ():

@@ -233,7 +233,8 @@ def test_a_service_manager_hears_when_it_serves_and_when_it_stops(tmp_path, monk
         manager.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", str(address))
         with DaemonProcess(SETTINGS, nvme=True, parent_directory=tmp_path) as daemon:
-            assert b"STATUS=" in manager.recv(4096)
-            assert manager.recv(4096).startswith(b"READY=1\n")
+            heard = iter(lambda: manager.recv(4096), b"")
+            assert b"STATUS=" in next(heard)
+            assert any(message.startswith(b"READY=1\n") for message in heard)  # after it tried to have memory kept
             daemon.stop()
-            assert manager.recv(4096).startswith(b"STOPPING=1\n")
+            assert any(message.startswith(b"STOPPING=1\n") for message in heard)

@@ -28,7 +28,7 @@ LAYERS = {
     "tier words": ["kvstored.tiers.base"],
     "tiers": ["kvstored.tiers"],
     "catalogue": ["kvstored.catalog", "kvstored.leases", "kvstored.history", "kvstored.room"],
-    "mover": ["kvstored.mover", "kvstored.promoter", "kvstored.jobs"],
+    "mover": ["kvstored.mover", "kvstored.promoter", "kvstored.jobs", "kvstored.revival", "kvstored.recency"],
     "store": [
         *("kvstored.store", "kvstored.reads", "kvstored.writes", "kvstored.parts", "kvstored.outcomes"),
         *("kvstored.commits", "kvstored.prefetches", "kvstored.releases", "kvstored.endings", "kvstored.audit"),
@@ -39,6 +39,7 @@ LAYERS = {
     "rpc": ["kvstored.rpc"],
     "daemon": [
         *("kvstored.daemon", "kvstored.process", "kvstored.__main__", "kvstored.notify", "kvstored.startup"),
+        *("kvstored.warm_restart", "kvstored.tier_settings"),
     ],
     # Stands alone: the supervisor holds the memory of the tier, so it is small and does nothing else.
     "supervisor": ["kvstored.descriptor_store", "kvstored.supervise", "kvstored.offspring"],
@@ -57,7 +58,7 @@ MAY_IMPORT = {
     "tier words": {"common"},
     "tiers": {"tier words", "device", "memory", "common"},
     "catalogue": {"policy", "tiers", "tier words", "common"},
-    "mover": {"catalogue", "policy", "tiers", "tier words", "common"},
+    "mover": {"catalogue", "policy", "tiers", "tier words", "memory", "common"},
     # `memory`: copies and hashes between addresses, plain functions that the store runs in threads of its own.
     "store": {"mover", "catalogue", "policy", "tiers", "tier words", "memory", "common", "proto"},
     "settings": {"common", "reporting"},
