@@ -1,7 +1,8 @@
 """Replays a recorded workload through a real daemon and compares its hits with a plain simulation.
 
 For each request the leading blocks are got and every byte of them is checked in place; the
-missing rest of the chain is put. The simulation is `bench.lru`, of the same capacity in blocks.
+missing rest of the chain is put. The simulation is `kvstored.policy.simulator`, of the same
+capacity in blocks and with the same eviction order.
 With `--nvme-blocks` a second tier joins in; then hits are reported without a comparison.
 """
 
@@ -9,16 +10,18 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from kvstored_client import Client, NamespaceSpec
 
 from bench.common import Figure, emit, parser, progress, run
-from bench.lru import first_difference, simulate
 from bench.payload import Payloads
 from bench.traces import block_hash, find_trace, read_trace
+from kvstored.policy.orders import ORDERS, make_order
+from kvstored.policy.simulator import simulate
+from kvstored.policy.trace import Request
 from kvstored.testing.daemon_process import DaemonProcess
 
 _PROGRESS_REQUESTS: Final = 1000
@@ -27,12 +30,13 @@ _EXTENT_BYTES_MAX: Final = 256 << 20
 _IDLE_TIMEOUT_S: Final = 120.0
 
 FIGURES: Final = (
+    Figure("eviction", "order of eviction"),
     Figure("requests", "requests replayed"),
     Figure("blocks", "blocks asked for"),
     Figure("hits", "leading blocks found and delivered"),
     Figure("hit_rate", "hits / blocks"),
-    Figure("simulated_hits", "hits of a plain leaf-first LRU of the same capacity (null with --nvme-blocks)"),
-    Figure("hits_minus_simulated", "hits - simulated_hits: the daemon's policy is exactly that one at 0", "== 0"),
+    Figure("simulated_hits", "hits of the simulator at the same capacity (null with --nvme-blocks)"),
+    Figure("hits_minus_simulated", "hits - simulated_hits: the daemon does exactly that at 0", "== 0"),
     Figure("wrong_bytes", "delivered bytes that differ from what was put", "== 0"),
     Figure("refused_blocks", "blocks that a put could not store", "== 0"),
     Figure("first_difference", "first request whose hits differ from the simulation's (-1: none)"),
@@ -98,7 +102,10 @@ def wait_mover_idle(client: Client, timeout_s: float = _IDLE_TIMEOUT_S) -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, str]:
-    settings = {"dram.capacity_bytes": str(arguments.dram_blocks * arguments.block_bytes)}
+    settings = {
+        "dram.capacity_bytes": str(arguments.dram_blocks * arguments.block_bytes),
+        "policy.eviction": arguments.eviction,
+    }
     if arguments.nvme_blocks:
         wanted = arguments.nvme_blocks * arguments.block_bytes
         extent = max(_EXTENT_BYTES_MIN, min(_EXTENT_BYTES_MAX, wanted // 8 >> 20 << 20))
@@ -123,9 +130,10 @@ def _replay(arguments: argparse.Namespace, requests: Sequence[Sequence[int]]) ->
 def main() -> int:
     """Entry point; exit status 1 where a byte was wrong or hits differ from the simulation's."""
     arguments = _arguments()
-    requests = list(read_trace(find_trace(arguments.trace), arguments.limit))
+    requests = numbered(read_trace(find_trace(arguments.trace), arguments.limit))
     tally, seconds = _replay(arguments, requests)
     values = {
+        "eviction": arguments.eviction,
         "requests": len(requests),
         "blocks": tally.blocks,
         "hits": tally.hits,
@@ -136,7 +144,7 @@ def main() -> int:
     }
     difference = 0
     if not arguments.nvme_blocks:
-        simulated = simulate(requests, arguments.dram_blocks)
+        simulated = list(simulate(requests, make_order(arguments.eviction), arguments.dram_blocks))
         difference = tally.hits - sum(simulated)
         values |= {
             "simulated_hits": sum(simulated),
@@ -147,11 +155,23 @@ def main() -> int:
     return int(bool(tally.wrong_bytes or difference))
 
 
+def numbered(requests: Iterable[Request]) -> list[list[int]]:
+    """The same requests with a number for each block, which its bytes are made from."""
+    numbers: dict[int | str, int] = {}
+    return [[numbers.setdefault(block_id, len(numbers)) for block_id in ids] for ids in requests]
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
+    """Index of the first element that differs, or -1."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b), -1)
+
+
 def _arguments() -> argparse.Namespace:
     built = parser("bench.replay", "Replay a trace through a real daemon, every byte checked.", FIGURES)
     built.add_argument("trace", help="a trace file, or the name of one in $KVSTORED_TRACES")
     built.add_argument("--block-bytes", type=int, default=16384)
     built.add_argument("--dram-blocks", type=int, default=10000, help="capacity of the DRAM tier")
+    built.add_argument("--eviction", choices=sorted(ORDERS), default="lru", help="order of eviction (default: lru)")
     built.add_argument("--nvme-blocks", type=int, default=0, help="capacity of an NVMe tier; 0 = none")
     built.add_argument("--limit", type=int, help="replay only the first so many requests")
     built.add_argument("--directory", help="where the daemon's files go (default: the system's temporary directory)")

@@ -1,24 +1,18 @@
-"""Reads prefix traces: which blocks each request of a recorded workload asks for.
-
-A trace is a gzipped text file. Its first line is a JSON header with `block_tokens` and
-`partial` (whether the last block of a request may be covered in part). Each further line is
-
-    session,t_ms,input_tokens,output_tokens,back,shared
-
-The request's first `shared` block ids are those of the request `back` lines earlier; the rest
-are fresh. Ids stand for block contents: equal ids, equal prefixes.
-"""
+"""Finds and reads traces; `kvstored.policy.trace` knows the formats."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-TRACES_VARIABLE = "KVSTORED_TRACES"
+from kvstored.policy.trace import Request, parse
+
+TRACES_VARIABLE: Final = "KVSTORED_TRACES"
+_GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
 def find_trace(name: str) -> Path:
@@ -35,39 +29,17 @@ def find_trace(name: str) -> Path:
     raise FileNotFoundError(f"no trace at {looked}; give a path or set {TRACES_VARIABLE} to the traces' directory")
 
 
-def read_trace(path: Path, limit: int | None = None) -> Iterator[list[int]]:
-    """The block ids of each request in order, at most `limit` requests.
+def read_trace(path: Path, limit: int | None = None) -> Iterator[Request]:
+    """The block ids of each request in order, at most `limit` requests. The file may be gzipped.
 
     Raises ValueError, with the line's number, for a line that is not of the format.
     """
-    with gzip.open(path, "rt") as file:
-        header = json.loads(file.readline())
-        yield from _requests(file, header["block_tokens"], header["partial"], limit)
+    with path.open("rb") as probe:
+        zipped = probe.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    with gzip.open(path, "rt") if zipped else path.open() as file:
+        yield from parse(file, limit)
 
 
-def _requests(lines: Iterable[str], block_tokens: int, partial: bool, limit: int | None) -> Iterator[list[int]]:
-    history: list[list[int]] = []
-    fresh = 0
-    for index, line in enumerate(lines):
-        if index == limit:
-            return
-        try:
-            _session, _t_ms, tokens, _output, back, shared = map(int, line.split(","))
-        except ValueError:
-            raise ValueError(f"line {index + 2}: {line.strip()!r} is not six integers") from None
-        if not 0 <= back <= index or (back == 0) != (shared == 0):
-            raise ValueError(f"line {index + 2}: back {back} and shared {shared} do not fit")
-        if back and shared > len(history[index - back]):
-            raise ValueError(f"line {index + 2}: shares {shared} of {len(history[index - back])} blocks")
-        count = -(-tokens // block_tokens) if partial else tokens // block_tokens
-        ids = history[index - back][:shared] if back else []
-        new = max(0, count - len(ids))
-        ids = [*ids, *range(fresh, fresh + new)]
-        fresh += new
-        history.append(ids)
-        yield ids
-
-
-def block_hash(block_id: int) -> bytes:
+def block_hash(block_id: int | str) -> bytes:
     """The 32-byte block hash that stands for an id."""
-    return hashlib.sha256(b"trace block %d" % block_id).digest()
+    return hashlib.sha256(f"trace block {block_id}".encode()).digest()

@@ -2,12 +2,13 @@
 
 The order is the daemon's own code, and it is called here as the daemon calls it for one client
 that gets the leading blocks of a request, lets them go, and puts the rest. So a replay of the
-same requests through a real daemon, alone, gives the same hits (`bench.replay` checks it).
+same requests through a real daemon, alone, gives the same hits (`bench.replay` checks it), as
+long as no chain exceeds the share of the tier that one client may hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, cast
 
@@ -107,3 +108,8 @@ class Tier:
 
     def __contains__(self, block_id: Hashable) -> bool:
         return block_id in self._present
+
+
+def simulate(requests: Iterable[Ids], order: EvictionOrder, capacity_blocks: int) -> Iterator[int]:
+    """Hits of each request in an empty tier; `order` is a new one."""
+    return map(Tier(order, capacity_blocks).request, requests)

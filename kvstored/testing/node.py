@@ -7,6 +7,7 @@ import ctypes
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from kvstored_proto.v1 import kvstored_pb2 as pb
@@ -18,6 +19,7 @@ from kvstored.leases import Caller, Session, Sessions
 from kvstored.mover import Mover
 from kvstored.parts import Below, Limits, Parts, TenantStats
 from kvstored.policy.admission import AdmitAll
+from kvstored.policy.orders import make_order
 from kvstored.policy.quota import Quota
 from kvstored.policy.watermarks import Watermarks
 from kvstored.promoter import Promoter
@@ -64,11 +66,12 @@ class Node:
         queue_blocks: int = 4096,
         deadline_s: float = 0.0,
         keeper: Keeper | None = None,
+        eviction: str = "lru",
     ) -> None:
         self.clock = ManualClock()
         self.lower = below
         self.counters: Counter[str] = Counter()
-        catalog, history = Catalog(), History()
+        catalog, history = Catalog(partial(make_order, eviction)), History()
         dram = DramTier(DramConfig(blocks * BLOCK_BYTES, segment_blocks * BLOCK_BYTES, "never", "never"), keeper)
         room = Room(catalog, dram, self.clock, history, self.counters, quotas or {})
         self._copiers = ThreadPoolExecutor(2)

@@ -2,15 +2,17 @@
 
 import gzip
 import json
-import random
+import sys
 
 import pytest
 
 from bench.buffers import Pool
 from bench.ceiling import memmove_blocks
 from bench.common import Figure, emit, median_ratio
-from bench.lru import LeafFirstLru, first_difference, simulate
+from bench.hitrate import gap_closed
+from bench.hitrate import main as hitrate
 from bench.payload import Payloads
+from bench.replay import first_difference, numbered
 from bench.traces import block_hash, find_trace, read_trace
 
 
@@ -73,79 +75,32 @@ def test_different_ids_have_different_hashes():
     assert {len(block_hash(i)) for i in range(10)} == {32}
 
 
-# --- the simulation -------------------------------------------------------------------
-
-
-def test_the_tail_of_a_chain_goes_before_its_head():
-    cache = LeafFirstLru(4)
-    cache.request([1, 2, 3])
-    cache.request([10, 11])  # needs one more block than is free
-    assert [block in cache for block in (1, 2, 3, 10, 11)] == [True, True, False, True, True]
-
-
-def test_only_leading_blocks_are_hits():
-    cache = LeafFirstLru(10)
-    cache.request([1, 2, 3])
-    assert cache.request([1, 2, 9, 3]) == 2
-    assert cache.request([8, 1, 2]) == 0
-
-
-def test_extending_a_chain_keeps_parents_longer_than_children():
-    cache = LeafFirstLru(4)
-    cache.request([1, 2])
-    cache.request([1, 2, 3, 4])
-    cache.request([20])
-    assert 4 not in cache
-    cache.request([30])
-    assert 3 not in cache
-    assert 1 in cache
-    assert 2 in cache
-
-
-def test_the_least_recently_used_chain_goes_first():
-    assert simulate([[1, 2], [3, 4], [1, 2], [5, 6], [1, 2], [3, 4]], 4) == [0, 0, 2, 0, 2, 0]
-
-
-def test_a_chain_longer_than_the_cache_is_cut_at_its_tail():
-    cache = LeafFirstLru(3)
-    assert cache.request([1, 2, 3, 4, 5]) == 0
-    assert len(cache) == 3
-    assert cache.request([1, 2, 3, 4, 5]) == 3
-
-
-def test_the_own_prefix_is_never_evicted_for_the_rest():
-    cache = LeafFirstLru(3)
-    cache.request([1, 2])
-    cache.request([1, 2, 3, 4])
-    assert cache.request([1, 2, 3]) == 3
-
-
-def test_the_simulation_agrees_with_a_list_that_is_scanned():
-    """A second, slower implementation of the same words."""
-
-    def scan(requests, capacity):
-        stored, hits = [], []  # oldest first
-        for ids in requests:
-            lead = next((i for i, block in enumerate(ids) if block not in stored), len(ids))
-            keep = ids[:lead] + [block for block in ids[lead:] if block not in stored][: capacity - lead]
-            others = [block for block in stored if block not in ids[:lead]]
-            fresh = [block for block in keep if block not in stored]
-            others = others[max(0, lead + len(others) + len(fresh) - capacity) :]
-            chain = [block for block in ids if block in keep or block in others]
-            stored = [block for block in others if block not in chain] + chain[::-1]
-            hits.append(lead)
-        return hits
-
-    rng = random.Random(5)
-    chains = [[100 * c + i for i in range(rng.randrange(1, 12))] for c in range(12)]
-    requests = [rng.choice(chains)[: rng.randrange(1, 12)] for _ in range(400)]
-    for capacity in (1, 7, 20, 40):
-        assert simulate(requests, capacity) == scan(requests, capacity)
+# --- replay and hit rates ---------------------------------------------------------
 
 
 def test_the_first_difference_is_found():
     assert first_difference([1, 2, 3], [1, 2, 3]) == -1
     assert first_difference([1, 2, 3], [1, 5, 4]) == 1
+
+
+def test_blocks_of_a_replay_get_numbers_by_their_ids():
+    assert numbered([["a", "b"], ["a", 7]]) == [[0, 1], [0, 2]]
+
+
+def test_the_share_of_the_gap_is_between_lru_and_the_ideal():
+    rates = {"lru": {"10": 0.2, "20": 0.5}, "opt": {"10": 0.6, "20": 0.5}, "heat": {"10": 0.3, "20": 0.5}}
+    assert gap_closed(rates) == {"heat": {"10": pytest.approx(0.25)}}
+    assert gap_closed({"heat": {"10": 0.3}}) == {}
+
+
+def test_hit_rates_come_as_one_json_object(tmp_path, monkeypatch, capsys):
+    path = write_trace(tmp_path / "t.gz", [(0, 0, 1024, 1, 0, 0), (0, 1, 1024, 1, 1, 2)])
+    monkeypatch.setattr(sys, "argv", ["hitrate", "--trace", str(path), "--capacities", "1,2", "--json", "-"])
+    assert hitrate() == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["hit_rate"]["lru"] == {"1": 0.25, "2": 0.5}
+    assert found["hit_rate"]["opt"] == {"1": 0.25, "2": 0.5}
+    assert set(found["references_per_s"]) == {"shelf_life", "lru", "lfu", "heat", "s3fifo", "opt"}
 
 
 # --- payloads and buffers -------------------------------------------------------------
