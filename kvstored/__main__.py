@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from types import FrameType
+from typing import Annotated, Final, Literal, NoReturn
 
 import typer
 
@@ -96,13 +98,20 @@ def _complain(error: ConfigError) -> None:
 
 
 def _run(loaded: LoadedConfig) -> int:
-    from kvstored import daemon  # the other commands need neither uvloop nor the tiers
+    # Until the daemon listens to signals itself: the first process of a container never sees those without a handler.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+    from kvstored import process  # the other commands need neither uvloop nor the tiers
 
     try:
-        return daemon.run(loaded.config)
+        return process.run(loaded.config)
     except ConfigError as error:  # what only the machine can tell: a path, huge pages, a port
         _complain(error)
         return EXIT_CONFIG
+
+
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
 
 
 if __name__ == "__main__":

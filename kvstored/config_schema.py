@@ -56,6 +56,8 @@ class Server(Section):
     """Client processes at once, both transports together."""
     idle_timeout_s: Annotated[float, Field(ge=1, le=86400)] = 60.0
     """A gRPC session without calls for so long ends."""
+    stop_flush_s: Seconds = 30.0
+    """A stop writes to NVMe what is only in DRAM, for so long at most; a second signal ends it; 0: not at all."""
 
     @property
     def socket_mode_bits(self) -> int:

@@ -1,7 +1,7 @@
 """The daemon: wires everything, starts it, waits, and stops it in order.
 
-Only this module knows all the others. Signals set flags; a second one ends the wait for an
-orderly stop.
+Only this module knows all the others; `process` runs it. Signals set flags; a second one ends the
+wait for an orderly stop.
 """
 
 from __future__ import annotations
@@ -16,24 +16,20 @@ from functools import partial
 from importlib.metadata import version
 from typing import Final
 
-import uvloop
+import msgspec
 
 from kvstored import metrics as metrics_server
-from kvstored import process
 from kvstored.catalog import Catalog
 from kvstored.clock import SystemClock
 from kvstored.config import Config
 from kvstored.device.file import FileDevice
 from kvstored.device.keeper import Keeper, NoKeeper
-from kvstored.device.service_manager import ServiceManager, from_environment
-from kvstored.errors import ConfigError, KVStoredError
 from kvstored.history import Gone, History
 from kvstored.leases import Sessions
 from kvstored.logs import get_logger
 from kvstored.metrics import Metrics
 from kvstored.metrics_export import DaemonCollector
 from kvstored.mover import Mover
-from kvstored.notify import Notifier
 from kvstored.parts import Below, Limits, Parts, TenantStats
 from kvstored.policy.admission import AdmitAll
 from kvstored.policy.orders import make_order
@@ -56,41 +52,8 @@ from kvstored.tiers.staging import StagingPool
 from kvstored.warm_restart import WarmRestart
 
 GRACE_S: Final = 2.0
-STOP_FLUSH_S: Final = 30.0
-EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
 
 log = get_logger("daemon")
-
-
-def run(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit status. Raises ConfigError for what only the machine can tell."""
-    manager = from_environment(os.environ)  # before there are threads and children
-    process.raise_limits()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_main(config, manager))
-
-
-async def _main(config: Config, manager: ServiceManager) -> int:
-    with Notifier(manager.notify, manager.watchdog_s) as notifier:
-        notifier.status("opening the tiers")
-        daemon = Daemon(config, manager.keeper)
-        try:
-            await daemon.start()
-        except (KVStoredError, OSError) as error:
-            notifier.status(f"cannot start: {error}")
-            await daemon.stop(flush=False)
-            if isinstance(error, ConfigError):
-                raise
-            log.error("cannot start", reason=str(error))
-            return EXIT_FAILED
-        notifier.ready(f"serving on {config.server.session_socket}")
-        await daemon.wait()
-        notifier.stopping("stopping: what is only in DRAM is written to NVMe")
-        await daemon.stop()
-    if daemon.stuck:
-        process.leave(EXIT_FAILED)
-    return EXIT_OK
 
 
 class Daemon:
@@ -240,6 +203,7 @@ class Daemon:
     def _on_signal(self) -> None:
         if self._stop_asked.is_set():
             self._hurry.set()
+            self.context.store.drains.hurry()
         self._stop_asked.set()
 
     @property
@@ -254,17 +218,20 @@ class Daemon:
         await self._stop_asked.wait()
 
     async def stop(self, *, flush: bool = True) -> None:
-        """No new clients, no new puts; flush; part with the clients; close the tiers."""
+        """No new clients, no new puts; drain; part with the clients; close the tiers. A second signal hurries."""
         parts = self.context.store.parts
-        self.context.state = "draining"
-        self.context.store.writes.draining = True
+        end_s = self._clock.monotonic() + self.config.server.stop_flush_s
+        self.context.state = "stopping"
+        self.context.store.drains.begin()
         self._sessions.stop_listening()
         await self._grpc.set_serving(False)
-        await self._grpc.close(GRACE_S)
+        if flush:
+            await self._drain(end_s)
+        await self._grpc.close(0.0 if self._hurry.is_set() else GRACE_S)
         self._sessions.close()
         await self._warm.stop()
         if parts.below is not None:
-            await self._stop_below(parts.below, flush=flush)
+            await self._stop_below(parts.below, end_s if flush else 0.0)
         if self._endpoint is not None:
             await asyncio.to_thread(self._endpoint.close)
         await asyncio.to_thread(self._copiers.shutdown)
@@ -278,17 +245,20 @@ class Daemon:
         below = self.context.store.parts.below
         return below is not None and below.tier.stuck
 
-    async def _stop_below(self, below: Below, *, flush: bool) -> None:
+    async def _drain(self, end_s: float) -> None:
+        """While clients are still served: flush, and give what they hold a moment to end."""
+        left_s = end_s - self._clock.monotonic()
+        if left_s > 0 and not self._hurry.is_set():
+            drained = await self.context.store.drains.drain(left_s, held_timeout_s=GRACE_S)
+            log.info("drained", **msgspec.structs.asdict(drained))
+
+    async def _stop_below(self, below: Below, end_s: float) -> None:
         if self._mover_task is not None:
             self._mover_task.cancel()
             await asyncio.wait([self._mover_task])
-        if flush:
-            flushing = asyncio.create_task(below.mover.flush(STOP_FLUSH_S))
-            hurry = asyncio.create_task(self._hurry.wait())
-            await asyncio.wait([flushing, hurry], return_when=asyncio.FIRST_COMPLETED)
-            for task in (flushing, hurry):
-                task.cancel()
-            await asyncio.wait([flushing, hurry])
+        left_s = end_s - self._clock.monotonic()
+        if left_s > 0:  # commits that ended when their clients were parted with
+            await below.mover.flush(left_s, ended=self._hurry)
         await self.context.store.writes.durability.drained()
         await below.promoter.drained()
         await below.tier.close()

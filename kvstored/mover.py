@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
 from typing import Final, cast
 
 from kvstored.catalog import DEAD, READY, Catalog, Entry
 from kvstored.clock import Clock
+from kvstored.flush_order import STEP_BLOCKS_MAX, STEP_BYTES_MAX, hottest_first, needs_writing
 from kvstored.policy.admission import Admission
 from kvstored.policy.eviction import EvictionOrder
 from kvstored.policy.watermarks import Watermarks
@@ -21,9 +22,6 @@ from kvstored.room import Room
 from kvstored.tiers.base import Health, LowerTier, Store
 from kvstored.tiers.dram import DramTier
 
-STEP_BYTES_MAX: Final = 64 << 20
-STEP_BLOCKS_MAX: Final = 2048  # of small blocks: a step is planned in one go
-SCAN_BLOCKS: Final = 8192  # looked at in one go
 BACK_OFF_S: Final = 1.0  # after a step of which nothing could be stored
 LATE_STEPS_MAX: Final = 4  # that a device keeps beyond the deadline, before nothing more goes below
 
@@ -266,31 +264,31 @@ class Mover:
 
     # ---- flush ----
 
-    async def flush(self, timeout_s: float) -> tuple[int, int]:
-        """Write every block that is only in DRAM, keeping it there: blocks written, and left when the time was up."""
-        end_s = self._clock.monotonic() + timeout_s
-        written = left = 0
-        for entries in self._dirty_steps():
-            if entries and self._clock.monotonic() <= end_s and self.takes_blocks():
-                self._catalog.hold(entries)
-                written += len(await self._demote(entries, evict=False))
-            left += sum(entry.state == READY and not entry.below for entry in entries)
-            await asyncio.sleep(0)
-        return written, left
+    async def flush(
+        self, timeout_s: float, in_use: Iterable[Entry] = (), ended: asyncio.Event | None = None
+    ) -> tuple[int, int]:
+        """Write every block that is only in DRAM, keeping it there, the most valuable first (`flush_order`).
 
-    def _dirty_steps(self) -> Iterator[list[Entry]]:
-        """Blocks that are only in DRAM, a step at a time; empty steps where many in a row are below already."""
-        for space in list(self._catalog.spaces.values()):
-            step: list[Entry] = []
-            room_bytes = STEP_BYTES_MAX
-            for number, entry in enumerate(list(space.entries.values()), 1):
-                if entry.state == READY and not entry.below:
-                    step.append(entry)
-                    room_bytes -= entry.pool.slot_bytes
-                if room_bytes <= 0 or len(step) >= STEP_BLOCKS_MAX or not number % SCAN_BLOCKS:
-                    yield step
-                    step, room_bytes = [], STEP_BYTES_MAX
-            yield step
+        Returns blocks written, and left when the time was up or `ended` was set. `in_use` go before all others.
+        """
+        end_s = self._clock.monotonic() + timeout_s
+        written: list[Entry] = []
+        left = 0
+        for step in hottest_first(self._catalog, in_use):
+            await self.past(step)  # who is writing one of them has done it then
+            entries = [entry for entry in step if needs_writing(entry)]
+            in_time = self._clock.monotonic() <= end_s and not (ended is not None and ended.is_set())
+            if entries and in_time and self.takes_blocks():
+                self._catalog.hold(entries)
+                done = await self._demote(entries, evict=False)
+                written += [entry for entry in entries if id(entry) in done]
+            left += sum(map(needs_writing, entries))
+            await asyncio.sleep(0)
+        # The touch that ended each step's hold put the earlier ones behind the later.
+        for start in reversed(range(0, len(written), STEP_BLOCKS_MAX)):
+            self._catalog.touch(written[start : start + STEP_BLOCKS_MAX], used=False)
+            await asyncio.sleep(0)
+        return len(written), left
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -1,18 +1,77 @@
-"""What the daemon sets for its process, and how it leaves it where threads cannot be ended."""
+"""The daemon as a process: its limits, its event loop, its service manager, its exit status."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import resource
 import sys
 from typing import Final, NoReturn
 
+import uvloop
+
+from kvstored.config import Config
+from kvstored.daemon import Daemon
+from kvstored.device.service_manager import ServiceManager, from_environment
+from kvstored.errors import ConfigError, KVStoredError
 from kvstored.logs import get_logger
+from kvstored.notify import Notifier
 
 SWITCH_INTERVAL_S: Final = 0.0005
+START_GRACE_S: Final = 0.5
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
 
-log = get_logger("daemon")
+log = get_logger("process")
+
+
+def run(config: Config) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status. Raises ConfigError for what only the machine can tell."""
+    manager = from_environment(os.environ)  # before there are threads and children
+    raise_limits()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_main(config, manager))
+
+
+async def _main(config: Config, manager: ServiceManager) -> int:
+    with Notifier(manager.notify, manager.watchdog_s) as notifier:
+        notifier.status("opening the tiers")
+        daemon = Daemon(config, manager.keeper)
+        try:
+            await _started(daemon)
+        except (KVStoredError, OSError) as error:
+            notifier.status(f"cannot start: {error}")
+            await daemon.stop(flush=False)
+            if isinstance(error, ConfigError):
+                raise
+            log.error("cannot start", reason=str(error))
+            return EXIT_FAILED
+        notifier.ready(f"serving on {config.server.session_socket}")
+        await daemon.wait()
+        notifier.stopping("stopping: what is only in DRAM is written to NVMe")
+        await daemon.stop()
+    if daemon.stuck:
+        log.error("left behind: threads that do not come back from a device; everything else was closed")
+        leave(EXIT_FAILED)
+    return EXIT_OK
+
+
+async def _started(daemon: Daemon) -> None:
+    """Start the daemon. A signal meanwhile ends the process, at once and with the status of an orderly end.
+
+    Populating memory or rebuilding an index may take minutes, in threads that cannot be stopped. Until it serves the
+    daemon has promised nothing to anybody, and what it does to its files withstands SIGKILL at any instant.
+    """
+    starting, asked = asyncio.create_task(daemon.start()), asyncio.create_task(daemon.wait())
+    await asyncio.wait([starting, asked], return_when=asyncio.FIRST_COMPLETED)
+    if asked.done():
+        await asyncio.wait([starting], timeout=START_GRACE_S)
+    if not starting.done():
+        log.info("stopped", during="start")
+        leave(EXIT_OK)
+    asked.cancel()
+    await starting
 
 
 def raise_limits() -> None:
@@ -27,8 +86,7 @@ def raise_limits() -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process though a device keeps some of its threads, for which Python would wait."""
-    log.error("left behind: threads that do not come back from a device; everything else was closed")
+    """End the process though some of its threads have not come back, for which Python would wait."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -15,6 +15,7 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.catalog import Space
 from kvstored.commits import Commits
+from kvstored.drains import Drains
 from kvstored.errors import DeviceError, InvalidArgument, LimitExceeded
 from kvstored.keys import NAMESPACE_BYTES_MAX, Namespace
 from kvstored.leases import Caller, Lease, Session
@@ -39,6 +40,7 @@ class Store:
         self.writes = Writes(parts)
         self.commits = Commits(parts, self.writes)
         self.releases = PostedReleases(parts, self.reads)
+        self.drains = Drains(parts, self.writes, self.releases, self.held)
         # Set by the transport: tells a session to let go of segments; False where it cannot be told.
         self.tell_retired: Callable[[Session, Sequence[int]], bool] = lambda session, ids: False
         parts.room.on_retired = self._retired

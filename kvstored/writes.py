@@ -100,6 +100,7 @@ class Writes:
         if durable:
             self.durability.check()
         if self.draining:
+            self._counters["drained_puts"] += 1
             return Reserved(0, bytearray([THROTTLED]) * len(hashes), DRAIN_RETRY_AFTER_MS)
         if len(session.reservations) >= self._limits.reservations_per_session:
             raise LimitExceeded(f"{self._limits.reservations_per_session} reservations are open: commit or abort some")

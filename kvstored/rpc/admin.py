@@ -181,14 +181,34 @@ async def _flush(context: Context, session: Session, request: pb.FlushRequest) -
     return pb.FlushReply(boot_id=context.boot_id, written_blocks=written, left_blocks=left)
 
 
-def _drain(context: Context, session: Session, request: pb.DrainRequest) -> Message:
+def _drain(context: Context, session: Session, request: pb.DrainRequest) -> Message | Awaitable[Message]:
     session.check_admin()
-    context.store.writes.draining = not request.resume
+    if context.state == "stopping":
+        raise FailedPrecondition("the daemon is stopping: it drains by itself, and does not come back")
+    drains = context.store.drains
     context.state = "serving" if request.resume else "draining"
+    if request.resume:
+        drains.end()
+    elif request.deadline_ms:
+        return _drained(context, request.deadline_ms / 1000)
+    else:
+        drains.begin()
     context.store.releases.take_all()
     held = context.store.held()
     return pb.DrainReply(
         boot_id=context.boot_id, state=context.state, leases=held["leases"], reservations=held["reservations"]
+    )
+
+
+async def _drained(context: Context, timeout_s: float) -> Message:
+    drained = await context.store.drains.drain(timeout_s)
+    return pb.DrainReply(
+        boot_id=context.boot_id,
+        state=context.state,
+        leases=drained.leases,
+        reservations=drained.reservations,
+        written_blocks=drained.written_blocks,
+        left_blocks=drained.left_blocks,
     )
 
 

@@ -23,5 +23,5 @@ class Context:
     boot_id: int
     version: str
     started_s: float
-    state: str = "starting"  # starting, serving, draining
+    state: str = "starting"  # starting, serving, draining, stopping
     warnings: list[str] = field(default_factory=list)

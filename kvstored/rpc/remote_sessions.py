@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import Message
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.errors import LimitExceeded, Unauthenticated
+from kvstored.errors import FailedPrecondition, LimitExceeded, Unauthenticated
 from kvstored.leases import Session
 from kvstored.rpc.context import Context
 from kvstored.rpc.operations import open_session
@@ -29,7 +29,9 @@ class RemoteSessions:
         self._calls: Counter[Session] = Counter()
 
     async def open(self, request: pb.OpenSessionRequest, call: Call) -> Message:
-        """Serve OpenSession. Raises Unauthenticated."""
+        """Serve OpenSession. Raises Unauthenticated, or FailedPrecondition where the daemon is about to end."""
+        if self._context.state == "stopping":
+            raise FailedPrecondition("the daemon is stopping and takes no new sessions")
         identity = self._context.identity
         # A socket that several users can reach proves nobody's identity: then a token must.
         local = call.peer().startswith("unix:") and not identity.has_tokens

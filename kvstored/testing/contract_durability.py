@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from kvstored_proto.v1 import admin_pb2 as admin
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.outcomes import HIT, RESERVED
+from kvstored.outcomes import HIT, RESERVED, THROTTLED
 from kvstored.testing.contract_client import (
+    ROOT,
     Block,
     CallFailed,
     Client,
     Transport,
     chain,
     commit,
+    get,
     hashes_of,
     open_namespace,
     packed,
+    release,
     reserve,
     spec,
 )
@@ -87,3 +91,28 @@ class DurabilityContract:
             await reserve(client, namespace, chain("refused", 1), durability=pb.DURABILITY_NVME)
         assert refused.value.code == FAILED_PRECONDITION
         assert await client.put(namespace, chain("refused", 1)) == bytes([HIT])
+
+    async def test_a_drain_flushes_what_is_only_in_dram_and_can_be_taken_back(self, deep_transport: Transport) -> None:
+        client, root = await deep_transport.connect(), await deep_transport.connect(ROOT)
+        namespace = await open_namespace(client)
+        blocks = chain("drained", 6)
+        await client.put(namespace, blocks)
+        drained = await root.call("Drain", admin.DrainRequest(deadline_ms=20_000))
+        assert (drained.state, drained.written_blocks, drained.left_blocks) == ("draining", 6, 0)
+        assert (drained.leases, drained.reservations) == (0, 0)
+        assert await tiers(client, namespace, blocks) == bytes([IN_BOTH] * 6)
+        assert await client.read(namespace, hashes_of(blocks)) == [b.data for b in blocks]
+        assert await client.put(namespace, chain("refused", 1)) == bytes([THROTTLED])
+        assert (await root.call("Status", pb.StatusRequest())).counters["drained_puts"] >= 1
+        assert (await root.call("Drain", admin.DrainRequest(resume=True))).state == "serving"
+        assert await client.put(namespace, chain("taken", 1)) == bytes([HIT])
+
+    async def test_a_drain_tells_what_is_held_at_its_deadline(self, deep_transport: Transport) -> None:
+        client, root = await deep_transport.connect(), await deep_transport.connect(ROOT)
+        namespace = await open_namespace(client)
+        await client.put(namespace, chain("held", 2))
+        got = await get(client, [namespace], chain("held", 2))
+        await reserve(client, namespace, chain("reserved", 1))
+        drained = await root.call("Drain", admin.DrainRequest(deadline_ms=300))
+        assert (drained.leases, drained.reservations, drained.written_blocks) == (1, 1, 2)
+        await release(client, got)

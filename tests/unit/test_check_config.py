@@ -6,7 +6,7 @@ import os
 import pytest
 
 from kvstored import __main__ as command
-from kvstored import daemon, logs
+from kvstored import logs, process
 from kvstored.config_schema import Config, flatten
 from kvstored.errors import ConfigError
 
@@ -26,7 +26,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         configs.append(config)
         return 0
 
-    monkeypatch.setattr(daemon, "run", run)
+    monkeypatch.setattr(process, "run", run)
     monkeypatch.setattr(logs, "configure", lambda format, level: None)
     return configs
 
@@ -120,13 +120,13 @@ def test_what_only_the_machine_can_tell_is_reported_the_same_way(served, monkeyp
     def refuse(config: Config) -> int:
         raise ConfigError("nvme.paths: /x is held by another daemon")
 
-    monkeypatch.setattr(daemon, "run", refuse)
+    monkeypatch.setattr(process, "run", refuse)
     assert run("serve") == command.EXIT_CONFIG
     assert capsys.readouterr().err == "kvstored: nvme.paths: /x is held by another daemon\n"
 
 
 def test_the_exit_status_of_the_daemon_is_passed_on(served, monkeypatch):
-    monkeypatch.setattr(daemon, "run", lambda config: 1)
+    monkeypatch.setattr(process, "run", lambda config: 1)
     assert run("serve") == 1
 
 

@@ -45,7 +45,7 @@ class FakeDaemon:
             pb.OPERATION_EXPLAIN: [admin.ExplainReply(verdict="hit", detail="it is in DRAM", blocks=[BLOCK])],
             pb.OPERATION_VERIFY: [admin.VerifyReply(dram_blocks=3, bytes=15000)],
             pb.OPERATION_FLUSH: [admin.FlushReply(written_blocks=2)],
-            pb.OPERATION_DRAIN: [admin.DrainReply(state="draining", leases=1)],
+            pb.OPERATION_DRAIN: [admin.DrainReply(state="draining", written_blocks=4)],
         }
         self.connect_error: KVStoredClientError | None = None
         self.call_error: KVStoredClientError | None = None
@@ -232,10 +232,20 @@ def test_explain_exits_1_where_the_block_is_not_there(fake, capsys, verdict, cod
     assert capsys.readouterr().out == f"{verdict}: why\n"
 
 
-def test_drain_asks_to_drain_or_to_resume(fake):
+def test_drain_asks_to_drain_by_a_deadline_or_to_take_it_back(fake):
     assert run("drain") == 0
-    assert run("drain", "--resume") == 0
-    assert fake.requests == [admin.DrainRequest(), admin.DrainRequest(resume=True)]
+    assert run("drain", "--deadline", "2.5") == 0
+    assert fake.made_with["timeout_s"] == 5.0 + 2.5
+    assert run("drain", "--undo") == run("drain", "--resume") == 0
+    undo = admin.DrainRequest(resume=True)
+    assert fake.requests == [admin.DrainRequest(deadline_ms=30_000), admin.DrainRequest(deadline_ms=2500), undo, undo]
+
+
+@pytest.mark.parametrize("unfinished", [{"leases": 1}, {"reservations": 2}, {"left_blocks": 3}])
+def test_a_drain_that_did_not_finish_is_exit_1_and_says_what_is_left(fake, capsys, unfinished):
+    fake.replies[pb.OPERATION_DRAIN] = [admin.DrainReply(state="draining", **unfinished)]
+    assert run("drain", "--deadline", "1") == Exit.NO
+    assert str(*unfinished.values()) in capsys.readouterr().out
 
 
 # --- keys and namespaces ---

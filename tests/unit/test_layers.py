@@ -28,11 +28,14 @@ LAYERS = {
     "tier words": ["kvstored.tiers.base"],
     "tiers": ["kvstored.tiers"],
     "catalogue": ["kvstored.catalog", "kvstored.leases", "kvstored.history", "kvstored.room"],
-    "mover": ["kvstored.mover", "kvstored.promoter", "kvstored.jobs", "kvstored.revival", "kvstored.recency"],
+    "mover": [
+        *("kvstored.mover", "kvstored.promoter", "kvstored.jobs", "kvstored.revival", "kvstored.recency"),
+        "kvstored.flush_order",
+    ],
     "store": [
         *("kvstored.store", "kvstored.reads", "kvstored.writes", "kvstored.parts", "kvstored.outcomes"),
         *("kvstored.commits", "kvstored.prefetches", "kvstored.releases", "kvstored.endings", "kvstored.audit"),
-        *("kvstored.explain", "kvstored.durability"),
+        *("kvstored.explain", "kvstored.durability", "kvstored.drains"),
     ],
     "settings": ["kvstored.config", "kvstored.config_schema", "kvstored.config_types", "kvstored.config_report"],
     "reporting": ["kvstored.logs", "kvstored.metrics", "kvstored.metrics_export"],

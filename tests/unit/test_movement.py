@@ -75,7 +75,7 @@ async def test_clean_blocks_are_dropped_in_steps_with_a_turn_for_others_between(
 
 
 async def test_a_flush_goes_in_steps_and_says_what_is_left(monkeypatch):
-    monkeypatch.setattr("kvstored.mover.STEP_BLOCKS_MAX", 2)
+    monkeypatch.setattr("kvstored.flush_order.STEP_BLOCKS_MAX", 2)
     async with Node(blocks=20, below=MemoryTier(4 * BLOCK_BYTES), watermarks=FULL) as node:
         session = await node.session()
         space, other = await node.space(session), await node.space(session, model="other")

@@ -12,7 +12,10 @@ from kvstored_client.ctl.connection import Exit, connected, options_of
 from kvstored_client.ctl.output import as_dict, print_json, size
 
 WaitOption = Annotated[float, typer.Option("--wait", min=0, max=86400, metavar="SECONDS", help="Time for the work.")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Take puts again.")]
+DeadlineOption = Annotated[
+    float, typer.Option("--deadline", min=0, max=86400, metavar="SECONDS", help="Time for it; 0: only refuse puts.")
+]
+UndoOption = Annotated[bool, typer.Option("--undo", "--resume", help="Take puts again.")]
 
 
 def verify(context: typer.Context, wait: WaitOption = 3600) -> None:
@@ -46,15 +49,20 @@ def flush(context: typer.Context, wait: WaitOption = 60) -> None:
     raise typer.Exit(Exit.NO if reply.left_blocks else Exit.OK)
 
 
-def drain(context: typer.Context, resume: ResumeOption = False) -> None:
-    """Refuse new puts, until --resume.
+def drain(context: typer.Context, deadline: DeadlineOption = 30, undo: UndoOption = False) -> None:
+    """Refuse new puts, wait until nothing is held, and write to NVMe what is only in DRAM.
 
-    The daemon can be stopped without loss when no lease and no reservation is held any more.
+    Gets are served all the while, and puts stay refused until --undo. Exit 1 where something was held or left
+    when the time was up: else the daemon can be stopped without loss.
     """
     options = options_of(context)
-    with connected(options, "resuming" if resume else "draining") as client:
-        reply = client.call(OPERATION_DRAIN, DrainRequest(resume=resume), DrainReply)
+    request = DrainRequest(resume=True) if undo else DrainRequest(deadline_ms=round(deadline * 1000))
+    with connected(options, "resuming" if undo else "draining", wait_s=0 if undo else deadline) as client:
+        reply = client.call(OPERATION_DRAIN, request, DrainReply)
     if options.output == "json":
         print_json(as_dict(reply))
     else:
-        print(f"{reply.state}: {reply.leases} leases, {reply.reservations} reservations held")
+        flushed = "" if undo else f"written: {reply.written_blocks} blocks; left: {reply.left_blocks}; "
+        print(f"{reply.state}: {flushed}held: {reply.leases} leases, {reply.reservations} reservations")
+    unfinished = reply.left_blocks or reply.leases or reply.reservations or reply.state == "serving"
+    raise typer.Exit(Exit.NO if unfinished and not undo else Exit.OK)

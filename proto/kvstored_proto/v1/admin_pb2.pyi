@@ -137,19 +137,25 @@ class FlushReply(_message.Message):
     def __init__(self, boot_id: _Optional[int] = ..., written_blocks: _Optional[int] = ..., left_blocks: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("resume",)
+    __slots__ = ("resume", "deadline_ms")
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     resume: bool
-    def __init__(self, resume: bool = ...) -> None: ...
+    deadline_ms: int
+    def __init__(self, resume: bool = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class DrainReply(_message.Message):
-    __slots__ = ("boot_id", "state", "leases", "reservations")
+    __slots__ = ("boot_id", "state", "leases", "reservations", "written_blocks", "left_blocks")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     boot_id: int
     state: str
     leases: int
     reservations: int
-    def __init__(self, boot_id: _Optional[int] = ..., state: _Optional[str] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ...) -> None: ...
+    written_blocks: int
+    left_blocks: int
+    def __init__(self, boot_id: _Optional[int] = ..., state: _Optional[str] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., written_blocks: _Optional[int] = ..., left_blocks: _Optional[int] = ...) -> None: ...
