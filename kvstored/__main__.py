@@ -1,4 +1,4 @@
-"""The command `kvstored`: serve, check the configuration, print the version."""
+"""The command `kvstored`: serve, check the configuration, rebuild the index, print the version."""
 
 from __future__ import annotations
 
@@ -65,6 +65,22 @@ def check_config(config: ConfigOption = None, settings: SetOption = None, output
             _complain(error)
         raise typer.Exit(1) from None
     config_report.print_report(loaded, output)
+
+
+@app.command("rebuild-index")
+def rebuild_index(config: ConfigOption = None, settings: SetOption = None, output: OutputOption = "table") -> None:
+    """Make the NVMe index anew from the extents, while the daemon is stopped, and print what was found.
+
+    The daemon does so by itself where the index is damaged or lost.
+    """
+    from kvstored import rebuild_index as command
+
+    try:
+        loaded = _load(config, settings)
+        raise typer.Exit(command.run(loaded.config, output))
+    except ConfigError as error:
+        _complain(error)
+        raise typer.Exit(EXIT_CONFIG) from None
 
 
 @app.command("version")

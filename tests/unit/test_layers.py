@@ -42,7 +42,7 @@ LAYERS = {
     "rpc": ["kvstored.rpc"],
     "daemon": [
         *("kvstored.daemon", "kvstored.process", "kvstored.__main__", "kvstored.notify", "kvstored.startup"),
-        *("kvstored.warm_restart", "kvstored.tier_settings"),
+        *("kvstored.warm_restart", "kvstored.tier_settings", "kvstored.rebuild_index"),
     ],
     # Stands alone: the supervisor holds the memory of the tier, so it is small and does nothing else.
     "supervisor": ["kvstored.descriptor_store", "kvstored.supervise", "kvstored.offspring"],
