@@ -11,16 +11,16 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from kvstored.device.buffer import ALIGN_BYTES as ALIGN_BYTES
+from kvstored.device.buffer import AlignedBuffer as AlignedBuffer
 from kvstored.errors import DeviceError
 
-ALIGN_BYTES: Final = 4096
 PIECES_PER_CALL_MAX: Final = 512  # the kernel takes 1024
 NEW_SUFFIX: Final = ".new"  # of a file that is to replace another
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -42,29 +42,6 @@ class File(NamedTuple):
     path: Path
     descriptor: int
     direct: bool
-
-
-class AlignedBuffer:
-    """Zeroed memory of its own, aligned for direct I/O."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
-        self._map = mmap.mmap(-1, self.size_bytes)
-        self._view = (ctypes.c_char * self.size_bytes).from_buffer(self._map)
-        self.address = ctypes.addressof(self._view)
-
-    def set(self, offset: int, data: bytes) -> None:
-        """Put bytes in."""
-        self._map[offset : offset + len(data)] = data
-
-    def get(self, offset: int, size_bytes: int) -> bytes:
-        """Take bytes out."""
-        return self._map[offset : offset + size_bytes]
-
-    def close(self) -> None:
-        """Give the memory back; the address is void from here on."""
-        del self._view
-        self._map.close()
 
 
 @contextmanager
@@ -168,7 +145,7 @@ class FileDevice:
             file = File(fresh, self._open(fresh, flags), direct=False)
             try:
                 content = ctypes.create_string_buffer(data, len(data))
-                self._move(self._pwritev, file, 0, [(ctypes.addressof(content), len(content))])
+                self._move(self._pwritev, file, 0, [(ctypes.addressof(content), len(content))] if data else [])
                 self._fdatasync(file)
             finally:
                 self._close(file.descriptor)
@@ -179,6 +156,11 @@ class FileDevice:
         """Remove a file; one that is not there is fine."""
         with device_errors(f"removing {path}"), suppress(FileNotFoundError):
             self._unlink(path)
+
+    def truncate(self, path: Path, size_bytes: int) -> None:
+        """Cut a file to a length."""
+        with device_errors(f"truncating {path}"):
+            self._truncate(path, size_bytes)
 
     # --- directories ---
 
@@ -261,6 +243,9 @@ class FileDevice:
 
     def _unlink(self, path: Path) -> None:
         path.unlink()
+
+    def _truncate(self, path: Path, size_bytes: int) -> None:
+        os.truncate(path, size_bytes)
 
     def _exists(self, path: Path) -> bool:
         return path.exists()

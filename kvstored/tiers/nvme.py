@@ -284,8 +284,8 @@ class NvmeTier:
         return slot_bytes(store.size_bytes) + footer_bytes(header_bytes(store)) <= self._config.extent_bytes
 
     def _owner(self, record: Record) -> str | None:
-        volume = self._paths[record.location.volume].volume  # None: closed while its index was asked
-        return volume.table.owner(record) if volume is not None else None
+        volume = self._paths[record.location.volume].volume  # None or off: closed while its index was asked
+        return volume.table.owner(record) if volume is not None and volume.health is not Health.OFF else None
 
     def _table(self, record: Record) -> ExtentTable:
         volume = self._paths[record.location.volume].volume

@@ -14,6 +14,7 @@ from kvstored.tiers.directory import Place, VolumeDirectory
 from kvstored.tiers.extent import ExtentTable
 from kvstored.tiers.index import Index
 from kvstored.tiers.nvme_config import NvmeConfig
+from kvstored.tiers.orphans import take_back
 from kvstored.tiers.recycling import Notices
 from kvstored.tiers.scrub import Scrubber
 from kvstored.tiers.threads import MakePool, VolumeThreads, call
@@ -58,6 +59,7 @@ class VolumeOpener:
             await call(threads.index_writer, index.open, directory)
             await call(threads.stores, directory.upgrade)
             rows = await call(threads.index_reader, index.rows)
+            found = await call(threads.stores, take_back, directory, rows)
             namespaces = await call(threads.index_reader, index.namespaces)
         except BaseException:
             index.close()
@@ -69,7 +71,9 @@ class VolumeOpener:
         if was is not None:
             table.close_open()
         volume = Volume(directory, table, index, namespaces, threads, config, self._clock, self._notices, counts)
-        await volume.settle()
+        counts.update(orphan_files=found.files, orphan_bytes=found.size_bytes)
+        volume.suspects = dict.fromkeys(found.short)
+        await volume.settle(found.lost)
         return volume
 
     async def _open_directory(

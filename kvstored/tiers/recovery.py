@@ -101,10 +101,9 @@ class VolumePath:
         if tasks and (await asyncio.wait(tasks, timeout=timeout_s or None))[1]:
             return False
         volume, self.volume = self.volume, None
-        if volume is None:
-            return True
         try:
-            await volume.close()
+            if volume is not None:
+                await volume.close()
         except Late as late:
             _log.error("%s is left as it is: %s", self.path, late)
             return False
@@ -174,12 +173,12 @@ class VolumePath:
             self.scrubber = None
         if volume.busy:
             return False
-        self._reason, self._since_s = volume.reason, volume.since_s
-        self.volume = None
         try:
             await volume.close()
-        except DeviceError as error:  # nothing of it can be trusted any more, and nothing is used any more
-            _log.warning("closing %s: %s", self.path, error)
+        except Late:
+            return False
+        self._reason, self._since_s = volume.reason, volume.since_s
+        self.volume = None
         return True
 
     async def _open(self) -> None:
@@ -195,7 +194,7 @@ class VolumePath:
     async def _catch_up(self, volume: Volume) -> None:
         """What happened while it was off. Raises DeviceError."""
         if self._clear:
-            await volume.recycler.clear()
+            await volume.recycler.empty(volume.table.with_records())
         for tenant in set(self._deletes.values()):
             await volume.remove(tenant, [key for key, owner in self._deletes.items() if owner == tenant])
         self._deletes, self._clear = {}, False

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Collection, Iterable
+from typing import Final, NamedTuple, TypeAlias
 
 from kvstored.errors import DeviceError
 from kvstored.tiers.deadline import DeviceCalls
@@ -33,6 +33,9 @@ from kvstored.tiers.threads import VolumeThreads
 
 OnEvicted: TypeAlias = Callable[[str, bytes, list[bytes]], None]
 """Told which records are gone: tenant, namespace digest, hashes."""
+
+
+PAGE_RECORDS: Final = 4096  # of the index, read in one go
 
 
 class Notices(NamedTuple):
@@ -116,10 +119,11 @@ class Recycler:
         await self._calls.call(self._threads.index_writer, self._index.seal, row)
         self._counts["sealed_extents"] += 1
 
-    async def _recycle(self, extent: Extent) -> None:
+    async def _recycle(self, extent: Extent, keys: list[bytes] | None = None) -> None:
         sealed, generation = extent.state is State.SEALED, extent.generation
         self._table.recycle(extent)
-        keys = await self._keys(extent.number, generation, sealed=sealed)
+        if keys is None:
+            keys = await self._keys(extent.number, generation, sealed=sealed)
         recycle = self._index.recycle
         removed, delta = await self._calls.call(
             self._threads.index_writer, recycle, extent.number, extent.generation, keys
@@ -129,12 +133,21 @@ class Recycler:
         self._counts["evicted_blocks"] += len(removed)
         report(self._on_evicted, extent.tenant, removed)
 
-    async def clear(self) -> None:
-        """Make every extent without pins free, and everything in it void."""
-        for number in self._table.with_records():
+    async def empty(self, numbers: Collection[int]) -> None:
+        """Make extents free that nobody uses, and everything in them void; the index is read once for all."""
+        keys: defaultdict[int, list[bytes]] = defaultdict(list)
+        after, more = b"", bool(numbers)
+        while more:
+            page = await self._calls.call(self._threads.index_reader, self._index.page, b"", after, PAGE_RECORDS)
+            for key, record in page:
+                if record.location.extent in numbers:
+                    keys[record.location.extent].append(key)
+            more = len(page) == PAGE_RECORDS
+            after = page[-1][0] if page else b""
+        for number in numbers:
             extent = self._table.get(number)
-            if extent is not None and extent.idle:
-                await self._recycle(extent)
+            if extent is not None and extent.idle and extent.state not in (State.FREE, State.RECYCLING):
+                await self._recycle(extent, keys[number])
                 self._table.give_back(extent)
 
     async def keys_of(self, number: int) -> list[bytes]:

@@ -13,6 +13,7 @@ A volume that fails is READ_ONLY where only its writes fail, else OFF. From READ
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from kvstored.errors import DeviceError
 from kvstored.keys import Namespace
 from kvstored.tiers.base import Health, Load, Record, Store
 from kvstored.tiers.condition import Condition
+from kvstored.tiers.deadline import Late
 from kvstored.tiers.directory import VolumeDirectory
 from kvstored.tiers.extent import ExtentTable
 from kvstored.tiers.formats import Placed
@@ -35,6 +37,7 @@ from kvstored.tiers.threads import VolumeThreads, call_all
 # A bad sector spoils a record or a few neighbours, a device that is gone spoils all: so many in a row, without
 # one that can be read between them, are more than one call reads, and cost no record.
 UNREADABLE_IN_A_ROW_MAX: Final = 32
+_log = logging.getLogger(__name__)
 
 
 class Volume(Condition):
@@ -66,9 +69,10 @@ class Volume(Condition):
         # One reservation at a time: the blocks of one call lie together, and recycling awaits.
         self._reserving = asyncio.Lock()
 
-    async def settle(self) -> None:
-        """After opening: give up extents beyond the capacity, seal those that were full."""
+    async def settle(self, lost: Sequence[int] = ()) -> None:
+        """After opening: empty extents that lost their file, give up those beyond the capacity, seal full ones."""
         try:
+            await self.recycler.empty(lost)
             await self.recycler.shrink()
             await self.recycler.seal_full()
         except DeviceError as error:
@@ -82,7 +86,12 @@ class Volume(Condition):
         self.health, self.reason = Health.OFF, self.reason or "closed"
         self.calls.renew()
         await self.calls.ask(self.threads.index_reader, _nothing)  # the searches before it have ended, none follows
-        await self.calls.ask(self.threads.index_writer, self.index.close)
+        try:
+            await self.calls.ask(self.threads.index_writer, self.index.close)
+        except Late:
+            raise
+        except DeviceError as error:
+            _log.warning("closing %s: %s", self.directory.path, error)
         self.threads.stop()
         self.directory.close()
 

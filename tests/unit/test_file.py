@@ -146,3 +146,12 @@ def test_threads_share_one_descriptor_of_a_file(device, tmp_path):
         thread.join()
     assert len(set(seen)) == 1
     files.close()
+
+
+def test_a_small_file_is_replaced_whole_even_by_nothing(device, tmp_path):
+    path = tmp_path / "small"
+    assert device.read_whole(path) is None
+    for data in (b"some bytes", b"", b"others"):
+        device.replace(path, data)
+        assert device.read_whole(path) == data
+    assert os.listdir(tmp_path) == ["small"]

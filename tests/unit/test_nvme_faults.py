@@ -200,7 +200,7 @@ async def test_writes_that_lie_are_never_served(tmp_path, blocks, fault):
 
 @pytest.mark.parametrize("call", ["read", "write", "sync"])
 async def test_a_device_that_hangs_turns_its_path_off_and_its_memory_stays_busy(tmp_path, blocks, call):
-    async with faulty_harness(tmp_path, io_deadline_s=0.05) as harness:
+    async with faulty_harness(tmp_path, io_deadline_s=0.3) as harness:
         await store(harness, blocks, names("a", 3))
         (record,) = await find(harness, "t", ["a0"])
         blocks.reset()
@@ -226,7 +226,7 @@ async def test_a_device_that_hangs_turns_its_path_off_and_its_memory_stays_busy(
 
 
 async def test_a_device_that_hangs_when_it_is_opened_is_off_until_it_answers(tmp_path, blocks):
-    harness = faulty_harness(tmp_path, io_deadline_s=0.05)
+    harness = faulty_harness(tmp_path, io_deadline_s=0.3)
     harness.device.hold("place")
     async with harness:
         assert harness.tier.health is Health.OFF
@@ -239,7 +239,7 @@ async def test_a_device_that_hangs_when_it_is_opened_is_off_until_it_answers(tmp
 
 
 async def test_a_tier_whose_device_hangs_can_be_closed(tmp_path, blocks):
-    harness = faulty_harness(tmp_path, io_deadline_s=0.05)
+    harness = faulty_harness(tmp_path, io_deadline_s=0.3)
     await harness.tier.open()
     harness.device.hold("write")
     task = asyncio.ensure_future(harness.tier.store("t", [blocks.store("a", 4096)]))
@@ -265,3 +265,147 @@ async def test_coming_back_again_and_again_leaks_nothing(tmp_path, blocks):
             assert len(await load_all(harness, blocks, "t", names("a", 4))) == 4
             counts.append(len(os.listdir("/proc/self/fd")))
         assert counts[1] == counts[-1]
+
+
+# --- files and the index do not agree ---
+
+
+def extent_files(tmp_path):
+    return {path.name: path.stat().st_size for path in (tmp_path / "drive0" / "extents").iterdir()}
+
+
+async def test_files_that_the_index_does_not_know_are_taken_back_at_the_start(tmp_path, blocks):
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 10))
+        before, usage, tenants = extent_files(tmp_path), harness.tier.usage(), harness.tier.tenant_usage()
+        await harness.tier.close()
+        extents = tmp_path / "drive0" / "extents"
+        for name in ("00000003.ext", "00000077.ext", "00000001.ext.new"):
+            (extents / name).write_bytes(b"x" * EXTENT_BYTES)
+        (tmp_path / "drive0" / "FORMAT.new").write_bytes(b"x")
+        (tmp_path / "drive0" / "PROBE").write_bytes(b"x" * 4096)
+        with (extents / "00000001.ext").open("ab") as file:
+            file.write(b"x" * 10_000)
+        harness.tier = harness.make()
+        await harness.tier.open()
+        assert extent_files(tmp_path) == before
+        assert not {"FORMAT.new", "PROBE"} & set(os.listdir(tmp_path / "drive0"))
+        assert (harness.tier.usage(), harness.tier.tenant_usage()) == (usage, tenants)
+        assert harness.tier.counters()["orphan_files"] == 5
+        assert len(await load_all(harness, blocks, "t", names("a", 10))) == 10
+
+
+async def test_an_extent_that_lost_its_file_is_empty_and_used_again(tmp_path, blocks):
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 28))
+        await harness.tier.close()
+        (tmp_path / "drive0" / "extents" / "00000002.ext").unlink()
+        harness.tier = harness.make()
+        await harness.tier.open()
+        harness.audit()
+        assert harness.tier.usage().blocks == 21
+        assert set(await load_all(harness, blocks, "t", names("a", 28))) == set(names("a", 28)) - {
+            f"a{i}" for i in range(7, 14)
+        }
+        assert await store(harness, blocks, names("b", 7)) == [True] * 7
+        assert len(await load_all(harness, blocks, "t", names("a", 28))) == 21, "it was used before any was recycled"
+
+
+async def test_all_extents_that_lost_their_files_are_emptied_by_one_look_at_the_index(tmp_path, blocks):
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 28))
+        await harness.tier.close()
+        for path in (tmp_path / "drive0" / "extents").iterdir():
+            path.unlink()
+        harness.tier = harness.make()
+        await harness.tier.open()
+        assert harness.tier.usage().used_bytes == 0
+        assert await store(harness, blocks, names("b", 28)) == [True] * 28
+
+
+async def test_what_is_on_disk_never_exceeds_the_capacity(tmp_path, blocks):
+    async with faulty_harness(tmp_path) as harness:
+        for round_ in range(3):
+            for i in range(12):
+                await store(harness, blocks, names(f"{round_}-{i}-", 5))
+                assert sum(extent_files(tmp_path).values()) <= 4 * EXTENT_BYTES
+            await harness.restart()
+
+
+async def test_an_extent_that_was_cut_short_is_scrubbed_first(tmp_path, blocks):
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 7))
+        await harness.tier.close()
+        os.truncate(tmp_path / "drive0" / "extents" / "00000001.ext", 3 * 16384)
+        harness.tier = harness.make(scrub_bytes_per_s=1 << 40)
+        await harness.tier.open()
+        await until(lambda: harness.tier.counters().get("scrubbed_extents"))
+        assert {hash_ for _, _, hash_ in harness.dropped} == {block_hash(f"a{i}") for i in range(3, 7)}
+        assert harness.tier.usage().blocks == 3
+
+
+# --- scrub ---
+
+
+async def test_a_corrupt_read_has_its_whole_extent_scrubbed(tmp_path, blocks):
+    async with faulty_harness(tmp_path, scrub_bytes_per_s=1 << 40) as harness:
+        await store(harness, blocks, names("a", 14))
+        records = await find(harness, "t", names("a", 14))
+        path = tmp_path / "drive0" / "extents" / "00000001.ext"
+        damage(path, [records[i].location.offset for i in (1, 3, 5)])
+        assert len(await load_all(harness, blocks, "t", ["a1"])) == 0
+        await until(lambda: harness.tier.counters().get("scrubbed_extents"))
+        assert {hash_ for _, _, hash_ in harness.dropped} == {block_hash(name) for name in ("a1", "a3", "a5")}
+        counters = harness.tier.counters()
+        assert counters["scrub_corrupt_blocks"] == 2
+        assert counters["scrubbed_bytes"] == 6 * 16384, "a1 was gone already"
+        assert counters["scrubbed_extents"] == 1
+        harness.audit()
+        assert harness.tier.usage().blocks == 11
+        assert set(await load_all(harness, blocks, "t", names("a", 14))) == set(names("a", 14)) - {"a1", "a3", "a5"}
+
+
+async def test_a_pass_of_the_scrub_reads_all_that_is_there(tmp_path, blocks, monkeypatch):
+    monkeypatch.setattr("kvstored.tiers.scrub.FIRST_PASS_S", 0.0)
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 10))
+        damage(tmp_path / "drive0" / "extents" / "00000002.ext", [0])
+        await harness.restart(scrub_bytes_per_s=1 << 40)
+        await until(lambda: harness.tier.paths()[0].scrub_passed_s)
+        (told,) = harness.tier.paths()
+        assert (told.scrubbed_bytes, told.scrub_corrupt_blocks) == (10 * 16384, 1)
+        assert harness.tier.usage().blocks == 9
+
+
+async def test_the_scrub_rests_between_pieces_so_as_to_keep_its_rate(tmp_path, blocks, monkeypatch):
+    monkeypatch.setattr("kvstored.tiers.scrub.FIRST_PASS_S", 0.0)
+    monkeypatch.setattr("kvstored.tiers.scrub.PIECE_BYTES", 16384)
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 4))
+        await harness.restart(scrub_bytes_per_s=1)  # a piece takes hours
+        await until(lambda: harness.tier.counters().get("scrubbed_bytes"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert harness.tier.counters()["scrubbed_bytes"] == 16384
+
+
+async def test_flips_at_rest_are_found_by_the_scrub_or_hit_nothing(tmp_path, blocks, monkeypatch):
+    monkeypatch.setattr("kvstored.tiers.scrub.FIRST_PASS_S", 0.0)
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 7))
+        await harness.tier.close()
+        at = harness.device.rot(tmp_path / "drive0" / "extents" / "00000001.ext")
+        harness.tier = harness.make(scrub_bytes_per_s=1 << 40)
+        await harness.tier.open()
+        await until(lambda: harness.tier.paths()[0].scrub_passed_s)
+        expected = {f"a{i}" for i in range(7)} - {f"a{at // 16384}"}
+        assert set(await load_all(harness, blocks, "t", names("a", 7))) == expected
+
+
+def damage(path, offsets):
+    with path.open("r+b") as file:
+        for offset in offsets:
+            file.seek(offset)
+            byte = file.read(1)
+            file.seek(offset)
+            file.write(bytes([byte[0] ^ 1]))
