@@ -180,6 +180,9 @@ class Mover:
         Returns the identities of those that are below, durably; one that is there already is not written again.
         """
         await self.past(entries)  # who is writing one of them shares the result
+        if len(self._late) >= LATE_STEPS_MAX:  # the device does not answer: it need not hold these too
+            self._room.unhold(entries)
+            return set()
         return await self._demote(entries, evict=False, admit=False)
 
     async def _demote(self, entries: list[Entry], *, evict: bool, admit: bool = True) -> set[int]:

@@ -196,6 +196,28 @@ async def test_a_block_deleted_while_its_put_waits_is_a_miss_and_not_below():
         assert below(node) == set(hashes[:2])
 
 
+async def test_admission_has_no_say_in_durable_puts(monkeypatch):
+    async with Node(below=MemoryTier()) as node:
+        session = await node.session()
+        space = await node.space(session)
+        mover = node.parts.below.mover
+        monkeypatch.setattr(mover._admission, "admit", lambda size_bytes, now: False)
+        await node.put(session, space, chain("plain", 2))
+        assert (await mover.flush(5)) == (0, 2)
+        assert await put(node, session, space, chain("durable", 2)) == [HIT] * 2
+        assert below(node) == set(chain("durable", 2))
+
+
+async def test_a_device_that_keeps_too_many_writes_gets_no_more_and_nothing_stays_held(monkeypatch):
+    monkeypatch.setattr("kvstored.mover.LATE_STEPS_MAX", 0)
+    async with Node(below=MemoryTier()) as node:
+        session = await node.session()
+        space = await node.space(session)
+        assert await put(node, session, space, chain("a", 3)) == [NOT_DURABLE] * 3
+        assert not node.lower.calls["store"]
+        assert not any(entry.holds for entry in space.entries.values())
+
+
 async def test_a_demotion_under_way_is_shared():
     async with Node(below=MemoryTier()) as node:
         session = await node.session()
