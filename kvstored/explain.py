@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from kvstored.catalog import READY, Entry, Space
+from kvstored.history import Gone
 from kvstored.parts import Parts
 from kvstored.tiers.base import Record
 
@@ -34,7 +35,7 @@ async def explain(parts: Parts, spaces: Sequence[Space], wanted: Space | None, h
     elif below:
         verdict, detail = "hit", "it is on NVMe: a get or a prefetch brings it up"
     else:
-        verdict, detail = _missing(parts, spaces, wanted, hash_, entries, records)
+        verdict, detail = await _missing(parts, spaces, wanted, hash_, entries, records)
     return Answer(verdict, detail, entries, records)
 
 
@@ -50,7 +51,7 @@ async def _records(parts: Parts, spaces: Sequence[Space], hash_: bytes) -> list[
     return found
 
 
-def _missing(
+async def _missing(
     parts: Parts,
     spaces: Sequence[Space],
     wanted: Space | None,
@@ -59,7 +60,7 @@ def _missing(
     records: Sequence[tuple[Space, Record]],
 ) -> tuple[str, str]:
     for space in spaces if wanted is None else [wanted]:
-        gone = parts.history.why(space.digest, hash_)
+        gone = parts.history.why(space.digest, hash_) or await _evicted_before(parts, space, hash_)
         if gone is not None:
             when = datetime.fromtimestamp(gone.wall_s, UTC).isoformat(timespec="seconds")
             return gone.verdict, f"it was {gone.verdict} at {when}: {gone.rule}"
@@ -67,6 +68,12 @@ def _missing(
     if wanted is not None and elsewhere:
         return "namespace_differs", f"it is stored, but in another namespace: {difference(wanted, elsewhere[0])}"
     return "never_stored", "it was not stored since the daemon started, or so long ago that the memory of it is gone"
+
+
+async def _evicted_before(parts: Parts, space: Space, hash_: bytes) -> Gone | None:
+    """What the lower tier has on record, also of what an earlier daemon evicted."""
+    wall_s = await parts.below.tier.evicted_s(space.digest, hash_) if parts.below is not None else None
+    return None if wall_s is None else Gone("evicted", "the oldest extent on NVMe was recycled", wall_s)
 
 
 def difference(ours: Space, theirs: Space) -> str:

@@ -29,6 +29,7 @@ class MemoryTier:
         self.gate.set()
         self.calls: Counter[str] = Counter()
         self.loaded: list[bytes] = []
+        self.evictions: dict[tuple[bytes, bytes], float] = {}
         self._namespaces: dict[bytes, Namespace] = {}
         self._next_offset = 0
 
@@ -98,6 +99,10 @@ class MemoryTier:
         """See `LowerTier`."""
         await asyncio.sleep(0)
         return sum(self.blocks.pop((digest, hash_), None) is not None for hash_ in hashes)
+
+    async def evicted_s(self, digest: bytes, hash_: bytes) -> float | None:
+        """See `LowerTier`: it has no capacity to evict for."""
+        return self.evictions.get((digest, hash_))
 
     async def list_records(
         self, digest: bytes | None, cursor: bytes, limit: int

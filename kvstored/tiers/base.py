@@ -134,6 +134,10 @@ class LowerTier(Protocol):
         """A page of the index as (digest, hash, record), and the cursor of the next one (empty: no more)."""
         ...
 
+    async def evicted_s(self, digest: bytes, hash_: bytes) -> float | None:
+        """When a block was evicted last, by a record that outlasts the daemon; None: never, or too long ago."""
+        ...
+
     async def remember_namespace(self, tenant: str, digest: bytes, encoding: bytes, fields: dict[str, str]) -> None:
         """Keep a namespace across restarts."""
         ...

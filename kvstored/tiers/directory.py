@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 from kvstored.device.file import ALIGN_BYTES, FileDevice
 from kvstored.device.handles import OpenFiles
 from kvstored.errors import ConfigError, DeviceError
+from kvstored.tiers.evictions import Evictions
 from kvstored.tiers.formats import FORMAT_VERSION
 from kvstored.tiers.markers import MARKER, VolumeFormat, read_markers, write_markers
 
@@ -28,6 +29,7 @@ class VolumeDirectory:
         self.extents = path / "extents"
         self.namespaces = path / "namespaces"
         self.tombstones = path / "tombstones"
+        self.evictions = Evictions(device, path / "evictions")
         self.identity = b""
         self.extent_bytes = 0
         self.old_format = False

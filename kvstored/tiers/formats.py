@@ -12,6 +12,7 @@ refused, so that what is read below is of this version or damaged.
                                namespaces digest                          -> namespace (msgpack)
     index/CLEAN          hash of data.mdb as an orderly close left it; "open" while it may change
     tombstones           places of blocks that were deleted, 128 bytes each (`tombstones`)
+    evictions            which blocks were evicted last, for `explain` (`evictions`)
     namespaces/DIGEST    namespaces once more, one a file, for when the index is lost
 
 `generation` is an extent's: it grows with every recycling, and a record with another one is void.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
@@ -160,6 +161,15 @@ class NvmeTier:
                 valid = [(k[:DIGEST_BYTES], k[DIGEST_BYTES:], r) for k, r in page if volume.table.owner(r) is not None]
                 return valid, bytes([number]) + page[-1][0]
         return [], b""
+
+    async def evicted_s(self, digest: bytes, hash_: bytes) -> float | None:
+        """See `LowerTier.evicted_s`; a path that cannot be read knows of none."""
+        times: list[float] = []
+        for volume in list(self._volumes.values()):
+            with suppress(DeviceError):
+                found = await volume.evicted_s(digest + hash_)
+                times += [] if found is None else [found]
+        return max(times, default=None)
 
     # --- loading, storing, deleting ---
 

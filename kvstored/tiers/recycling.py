@@ -7,11 +7,13 @@ only then new bytes.
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import Final, NamedTuple, TypeAlias
 
+from kvstored.clock import Clock
 from kvstored.errors import DeviceError
 from kvstored.tiers.deadline import DeviceCalls
 from kvstored.tiers.directory import VolumeDirectory
@@ -30,6 +32,8 @@ from kvstored.tiers.index import Index
 from kvstored.tiers.one_extent import Extent
 from kvstored.tiers.runs import Mover
 from kvstored.tiers.threads import VolumeThreads
+
+_log = logging.getLogger(__name__)
 
 OnEvicted: TypeAlias = Callable[[str, bytes, list[bytes]], None]
 """Told which records are gone: tenant, namespace digest, hashes."""
@@ -58,6 +62,7 @@ class Recycler:
         calls: DeviceCalls,
         counts: Counter[str],
         on_evicted: OnEvicted,
+        clock: Clock,
     ) -> None:
         self._directory = directory
         self._table = table
@@ -67,6 +72,7 @@ class Recycler:
         self._calls = calls
         self._counts = counts
         self._on_evicted = on_evicted
+        self._clock = clock
 
     async def make_ready(self, tenant: str) -> bool:
         """Open an extent for the tenant, recycling one if need be. False: there is none to be had."""
@@ -124,6 +130,7 @@ class Recycler:
         self._table.recycle(extent)
         if keys is None:
             keys = await self._keys(extent.number, generation, sealed=sealed)
+            await self._record(extent.number, generation, keys)
         recycle = self._index.recycle
         removed, delta = await self._calls.call(
             self._threads.index_writer, recycle, extent.number, extent.generation, keys
@@ -132,6 +139,15 @@ class Recycler:
         self._counts["recycled_extents"] += 1
         self._counts["evicted_blocks"] += len(removed)
         report(self._on_evicted, extent.tenant, removed)
+
+    async def _record(self, number: int, generation: int, keys: Iterable[bytes]) -> None:
+        """Write down what is about to be evicted; that it cannot be is no reason not to make room."""
+        here = await self._calls.call(self._threads.index_reader, self._lying_in, number, generation, keys)
+        try:
+            note = self._directory.evictions.note
+            await self._calls.call(self._threads.stores, note, here, self._clock.wall())
+        except DeviceError as error:
+            _log.warning("%s: evictions are not on record: %s", self._directory.path, error)
 
     async def empty(self, numbers: Collection[int]) -> None:
         """Make extents free that nobody uses, and everything in them void; the index is read once for all."""
@@ -164,6 +180,20 @@ class Recycler:
         return _keys(b"".join(headers))
 
     # --- in threads ---
+
+    def _lying_in(self, extent: int, generation: int, keys: Iterable[bytes]) -> list[bytes]:
+        """Those of the keys whose entry is in this very extent: the others were deleted or written again since."""
+        by_digest: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for key in keys:
+            by_digest[key[:DIGEST_BYTES]].append(key[DIGEST_BYTES:])
+        here: list[bytes] = []
+        for digest, hashes in by_digest.items():
+            records = self._index.find(digest, hashes, prefix=False)
+            for hash_, record in zip(hashes, records, strict=True):
+                place = None if record is None else record.location
+                if place is not None and (place.extent, place.generation) == (extent, generation):
+                    here.append(digest + hash_)
+        return here
 
     def _keys_in_footer(self, extent: int, generation: int) -> list[bytes]:
         """Keys of a sealed extent's records; none where its footer is damaged (the index is searched then)."""

@@ -65,7 +65,8 @@ class Volume(Condition):
         self._notices = notices
         self._users = 0
         self._unreadable_in_a_row = 0
-        self.recycler = Recycler(directory, table, index, self.mover, threads, self.calls, counts, notices.evicted)
+        evicted = notices.evicted
+        self.recycler = Recycler(directory, table, index, self.mover, threads, self.calls, counts, evicted, clock)
         # One reservation at a time: the blocks of one call lie together, and recycling awaits.
         self._reserving = asyncio.Lock()
 
@@ -126,6 +127,12 @@ class Volume(Condition):
         if self.health is Health.OFF:
             raise DeviceError(f"{self.directory.path} is off: {self.reason}")
         return await self.calls.ask(self.threads.index_reader, self.index.page, digest, after, limit)
+
+    async def evicted_s(self, key: bytes) -> float | None:
+        """See `Evictions.evicted_s`; raises DeviceError."""
+        if self.health is Health.OFF:
+            return None
+        return await self.calls.ask(self.threads.loads, self.directory.evictions.evicted_s, key)
 
     # --- loading ---
 

@@ -87,8 +87,11 @@ def main():
     built.add_argument("--seconds", type=float, default=120.0)
     built.add_argument("--seed", type=int, default=1)
     built.add_argument("--directory", type=Path, help="where the daemon's files go")
+    names = [phase.name for phase in PHASES]
+    built.add_argument("--phase", action="append", choices=names, help="only this one; may be repeated")
     arguments = built.parse_args()
-    values = crash(arguments.seconds, arguments.seed, arguments.directory)
+    phases = [phase for phase in PHASES if phase.name in (arguments.phase or names)]
+    values = crash(arguments.seconds, arguments.seed, arguments.directory, phases)
     emit(values, FIGURES, arguments.json)
     return int(not passed(values))
 

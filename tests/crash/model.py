@@ -5,6 +5,7 @@ back from the dead shows as wrong bytes.
 """
 
 import enum
+import time
 
 BLOCKS_MAX = 1000
 VERSIONS_MAX = 100_000
@@ -28,6 +29,7 @@ class Chain:
         self.hashes = hashes
         self.promises = [Promise.GONE] * len(hashes)
         self.versions = [0] * len(hashes)
+        self.promised_s = [0.0] * len(hashes)  # when, by the wall clock
 
     def __len__(self):
         return len(self.hashes)
@@ -59,6 +61,7 @@ class Chain:
     def acknowledged(self, index, promise):
         """The daemon said that the block is there."""
         self.promises[index] = max(self.promises[index], promise)
+        self.promised_s[index] = time.time()
 
     def flushed(self):
         """The daemon said that everything that was in memory is on NVMe, too."""
@@ -78,6 +81,7 @@ class Chain:
         """The block was delivered, so it is committed."""
         if self.promises[index] is Promise.MAYBE:
             self.promises[index] = Promise.MEMORY
+            self.promised_s[index] = time.time()
 
     def missed(self, index):
         """The daemon, idle, said that the block is not there: from now on it must not be."""

@@ -1,6 +1,7 @@
 """Every block of a chain looked for after a crash: delivered right, rightly not there, or lost."""
 
 import time
+from datetime import datetime
 
 from kvstored_client import KVStoredClientError, Refused
 from kvstored_proto.v1 import admin_pb2
@@ -12,6 +13,7 @@ from tests.crash.model import Promise
 CONNECT_S = 30.0
 CHAIN_S = 30.0
 WAIT_S = 5.0
+RECORD_S = 1.0  # a record of an eviction older than the promise explains nothing; it has whole seconds
 
 
 class Checker:
@@ -65,19 +67,19 @@ class Checker:
 
     def there(self, chain, index, deadline):
         """Whether a block that was not delivered may yet be; if not, it is judged."""
-        verdict = self.why(chain, index)
+        verdict, detail = self.why(chain, index)
         if verdict in ("hit", "pending", "") and time.monotonic() < deadline:
             time.sleep(0.05)
             return True
         if chain.promises[index] >= Promise.MEMORY:
-            self.missing(chain, index, verdict)
+            self.missing(chain, index, verdict, detail)
         chain.missed(index)
         return False
 
-    def missing(self, chain, index, verdict):
+    def missing(self, chain, index, verdict, detail):
         """An acknowledged block is not there."""
         promise = chain.promises[index]
-        if verdict == "evicted":
+        if verdict == "evicted" and evicted_s(detail) + RECORD_S >= chain.promised_s[index]:
             self.count("evicted_blocks")
             return
         progress(f"lost: block {index} of chain {chain.number}, {promise.name}, the daemon says {verdict}")
@@ -86,12 +88,18 @@ class Checker:
         self.count(f"{name}_lost")
 
     def why(self, chain, index):
-        """The daemon's own verdict on a block; empty where it did not answer."""
+        """The daemon's own verdict on a block, with one sentence; empty where it did not answer."""
         digest = self.spaces[chain.block_bytes].digest
         request = admin_pb2.ExplainRequest(hash=chain.hashes[index], namespace_digest=digest)
         try:
-            return self.client.call(pb.OPERATION_EXPLAIN, request, admin_pb2.ExplainReply).verdict
+            answer = self.client.call(pb.OPERATION_EXPLAIN, request, admin_pb2.ExplainReply)
         except Refused:
-            return "never_stored"  # nothing is known of the whole namespace
+            return "never_stored", "nothing is known of the whole namespace"
         except KVStoredClientError:
-            return ""
+            return "", ""
+        return answer.verdict, answer.detail
+
+
+def evicted_s(detail):
+    """When a block was evicted, by the sentence that says so (wall clock, whole seconds)."""
+    return datetime.fromisoformat(detail.split(" at ")[1].split(": ")[0]).timestamp()

@@ -97,6 +97,8 @@ def test_replacing_a_file_leaves_nothing_else_behind(device, tmp_path):
     device.replace(path, b"one")
     device.replace(path, b"two")
     assert device.read_whole(path) == b"two"
+    device.replace(path, b"")
+    assert device.read_whole(path) == b""
     assert list(tmp_path.iterdir()) == [path]
 
 
