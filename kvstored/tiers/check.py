@@ -173,7 +173,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _end_with_parent(parent_pid: int) -> None:
-    """A daemon that is killed leaves nobody behind who changes its index."""
+    """A daemon that is killed leaves nobody behind who changes its index; one that is asked to end decides itself."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent_pid and os.getppid() != parent_pid:
         sys.exit(EXIT_DEVICE)

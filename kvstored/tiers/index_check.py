@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -29,10 +30,14 @@ CLEAN_FILE: Final = "CLEAN"
 _OPEN: Final = b"open"  # what the mark is while the index may change
 _LOCK_FILE: Final = "lock.mdb"
 _PIECE_BYTES: Final = 4 << 20
-# Ample: a check takes 2.5 s a GiB or million records, a rebuild several times that.
-TIMEOUT_S: Final = 20.0
+# Ample: a check takes 2 s for a million records (270 MB), a rebuild 1 s an extent of 60,000.
+CHECK_TIMEOUT_S: Final = 20.0
 CHECK_BYTES_PER_S: Final = 20 << 20
-REBUILD_BYTES_PER_S: Final = 2 << 20
+REBUILD_TIMEOUT_S: Final = 120.0
+REBUILD_S_PER_EXTENT: Final = 10.0
+REBUILD_BYTES_PER_S: Final = 1 << 20
+# Of somebody who ends all that the daemon runs: says nothing about the index.
+_ASKED_TO_END: Final = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
 _log = logging.getLogger(__name__)
 
 
@@ -92,6 +97,8 @@ def run(mode: str, source: Source) -> Report:
         raise ChildFailed(f"{mode} did not end within {timeout_s:.0f} s") from None
     except OSError as error:
         raise DeviceError(f"cannot start a process to check {source.directory}: {error}") from error
+    if ended.returncode in _ASKED_TO_END:
+        raise DeviceError(f"{source.directory}: the {mode} of the index was ended by signal {-ended.returncode}")
     report = Report(reason=ended.stderr.decode(errors="replace")[-300:])
     with suppress(msgspec.DecodeError):
         report = msgspec.json.decode(ended.stdout, type=Report)
@@ -105,15 +112,16 @@ def _timeout_s(mode: str, source: Source) -> float:
     data = source.index / DATA_FILE
     size = data.stat().st_size if data.exists() else 0
     if mode != "rebuild":
-        return TIMEOUT_S + size / CHECK_BYTES_PER_S
-    footers = sum(1 << 20 for _ in source.extents.glob("*.ext"))
-    return TIMEOUT_S + (size + footers) / REBUILD_BYTES_PER_S
+        return CHECK_TIMEOUT_S + size / CHECK_BYTES_PER_S
+    extents = sum(1 for _ in source.extents.glob("*.ext"))
+    return REBUILD_TIMEOUT_S + extents * REBUILD_S_PER_EXTENT + size / REBUILD_BYTES_PER_S
 
 
 def mark_clean(device: FileDevice, index: Path) -> None:
     """After the environment is closed: note what its file is. A failure only costs a check."""
     with suppress(DeviceError):
-        device.replace(index / CLEAN_FILE, _hash_file(device, index / DATA_FILE))
+        if device.exists(index / DATA_FILE):
+            device.replace(index / CLEAN_FILE, _hash_file(device, index / DATA_FILE))
 
 
 def _take_clean_mark(device: FileDevice, index: Path) -> bool:

@@ -146,6 +146,53 @@ def test_pages_go_through_a_namespace_in_order(index):
     assert len(index.page(b"", b"", 100)) == 6
 
 
+def value_of(index, number, change=None, to=None):
+    """An entry as it is stored; changed, or put under another key as well."""
+    key = DIGEST + hash_of(number)
+    with index._env.begin(index._records, write=True) as txn:
+        value = txn.get(key)
+        if change is not None:
+            txn.put(key, value[:change] + bytes([value[change] ^ 0x20]) + value[change + 1 :])
+        if to is not None:
+            txn.put(DIGEST + hash_of(to), value)
+        return value
+
+
+def test_an_entry_with_a_changed_byte_is_as_good_as_absent(index):
+    insert(index, [1, 2, 3])
+    for at in range(len(value_of(index, 2))):
+        value_of(index, 2, at)
+        assert found(index, [1, 2, 3]) == [1, None, 3]
+        assert found(index, [1, 2, 3], prefix=True) == [1]
+        assert [key for key, _ in index.page(b"", b"", 10)] == [DIGEST + hash_of(1), DIGEST + hash_of(3)]
+        value_of(index, 2, at)
+    assert found(index, [2]) == [2]
+
+
+def test_an_entry_does_not_pass_for_another_key_s(index):
+    insert(index, [1])
+    value_of(index, 1, to=2)
+    assert found(index, [1, 2]) == [1, None]
+
+
+def test_a_block_whose_entry_is_damaged_can_be_deleted_and_stored_again(index):
+    insert(index, [1, 2])
+    value_of(index, 1, 20)
+    value_of(index, 2, 20)
+    assert index.remove("t", [DIGEST + hash_of(1)]) == {}
+    insert(index, [2], extent=2)
+    assert index.find(DIGEST, [hash_of(2)], prefix=False)[0].location.extent == 2
+
+
+def test_a_damaged_row_is_corrupt_data(index):
+    insert(index, [1])
+    with index._env.begin(index._extents, write=True) as txn:
+        ((key, value),) = list(txn.cursor())
+        txn.put(key, value[:-5] + b"x" + value[-4:])
+    with pytest.raises(CorruptData):
+        index.rows()
+
+
 def test_a_damaged_environment_is_corrupt_data(tmp_path):
     (tmp_path / "data.mdb").write_bytes(b"\xff" * 65536)
     with pytest.raises(CorruptData):

@@ -10,14 +10,16 @@ import tarfile
 from io import BytesIO
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from kvstored.errors import CorruptData
 from kvstored.testing.contract_lower_tier import DIGEST, OTHER_DIGEST, Blocks, block_hash, content, find, load_all
-from kvstored.tiers import index_check
+from kvstored.tiers import check, index_check
 from kvstored.tiers.base import Health
-from kvstored.tiers.formats import unpack_trailer
+from kvstored.tiers.formats import pack_extent_key, pack_row, unpack_row, unpack_trailer
 from kvstored.tiers.index_copy import IndexCopy
+from kvstored.tiers.sources import Source
 from kvstored.tiers.tombstones import unpack_tombstones
 from tests.unit import format1
 from tests.unit.test_nvme import EXTENT_BYTES, Harness, names, refused, store
@@ -205,6 +207,24 @@ async def test_an_index_from_before_a_delete_is_made_anew(tmp_path, blocks, mode
         assert await loaded(harness, blocks, names("a", 5)) == set(names("a", 5)[1:])
 
 
+async def test_an_account_that_is_not_that_of_the_records_is_made_anew(tmp_path, blocks, modes):
+    async with Harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 10))
+        before = harness.tier.usage()
+    env = lmdb.open(str(data_file(tmp_path).parent), max_dbs=4)
+    extents = env.open_db(b"extents")
+    with env.begin(extents, write=True) as txn:
+        row = unpack_row(*next(iter(txn.cursor())))
+        row.live_blocks += 1
+        row.live_bytes += 4096
+        txn.put(pack_extent_key(row.extent), pack_row(row))
+    env.close()
+    async with Harness(tmp_path) as harness:
+        assert modes == ["check", "rebuild"]
+        assert (harness.tier.usage().blocks, harness.tier.usage().used_bytes) == (10, before.used_bytes)
+        assert await loaded(harness, blocks, names("a", 10)) == set(names("a", 10))
+
+
 async def test_tombstones_go_with_the_extents_that_they_are_about(tmp_path, blocks):
     async with Harness(tmp_path, capacity_bytes=2 * EXTENT_BYTES) as harness:
         await store(harness, blocks, names("a", 7))
@@ -293,6 +313,43 @@ async def test_where_even_that_fails_the_path_is_off_and_says_so(tmp_path, block
     async with Harness(tmp_path) as harness:
         assert harness.tier.health is Health.OFF
         assert "cannot be made anew" in harness.tier.properties()["path.0"]
+
+
+async def test_a_child_that_somebody_asks_to_end_says_nothing_about_the_index(tmp_path, blocks, monkeypatch):
+    async with Harness(tmp_path) as harness:
+        await store(harness, blocks, ["a"])
+    before = data_file(tmp_path).read_bytes()
+    (data_file(tmp_path).parent / "CLEAN").unlink()
+
+    def ended(command, **_):
+        return subprocess.CompletedProcess(command, -signal.SIGTERM, b"", b"")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(index_check.subprocess, "run", ended)
+        async with Harness(tmp_path) as harness:
+            assert harness.tier.health is Health.OFF
+    assert data_file(tmp_path).read_bytes() == before
+    async with Harness(tmp_path) as harness:
+        assert await loaded(harness, blocks, ["a"]) == {"a"}
+
+
+async def test_without_room_for_a_copy_the_index_is_checked_as_it_is(tmp_path, blocks, monkeypatch):
+    async with Harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 10))
+
+    def no_room(copy, name, entries):
+        raise lmdb.DiskError("no space")
+
+    monkeypatch.setattr(IndexCopy, "append", no_room)
+    source = Source(str(tmp_path / "drive0"), b"", EXTENT_BYTES)
+    before = data_file(tmp_path).read_bytes()
+    assert check.check(source).records == 10
+    assert data_file(tmp_path).read_bytes() == before
+    assert {path.name for path in data_file(tmp_path).parent.iterdir()} == {"CLEAN", "data.mdb", "lock.mdb"}
+    at = before.index(block_hash("a3")) + 40
+    damage(data_file(tmp_path), at)
+    with pytest.raises(CorruptData, match="damaged entry"):
+        check.check(source)
 
 
 # --- the format ---
