@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import lmdb
-
 from kvstored.errors import CorruptData, DeviceError
 from kvstored.keys import Namespace, slot_bytes
 from kvstored.tiers.base import Location, Record
@@ -43,7 +41,17 @@ from kvstored.tiers.formats import (
 )
 from kvstored.tiers.index_check import mark_clean, prepare
 from kvstored.tiers.tombstones import Tombstone
-from kvstored.tiers.transaction import MapFull, Rows, Txn, drop_journal, journal_of, keys_in, lmdb_errors, remove_from
+from kvstored.tiers.transaction import (
+    MapFull,
+    Rows,
+    Txn,
+    drop_journal,
+    journal_of,
+    keys_in,
+    lmdb_errors,
+    open_environment,
+    remove_from,
+)
 
 T = TypeVar("T")
 _MAP_BYTES_MAX: Final = 1 << 40
@@ -80,15 +88,7 @@ class Index:
     # What a simulation overrides; everything else here runs on whatever these give.
 
     def _open_environment(self) -> Any:
-        return lmdb.open(
-            str(self._path),
-            map_size=self._map_bytes,
-            max_dbs=len(DATABASES),
-            mode=0o600,
-            sync=True,
-            metasync=True,
-            readahead=False,
-        )
+        return open_environment(self._path, self._map_bytes)
 
     def _prepare(self, directory: VolumeDirectory) -> None:
         prepare(directory)

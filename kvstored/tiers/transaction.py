@@ -9,8 +9,11 @@ from typing import Any, Final
 
 import lmdb
 
+from kvstored.device.file import device_errors
+from kvstored.device.lock_file import lock_file_in_memory
 from kvstored.errors import CorruptData, DeviceError
 from kvstored.tiers.formats import (
+    DATABASES,
     ExtentRow,
     State,
     lies_in,
@@ -22,6 +25,7 @@ from kvstored.tiers.formats import (
 )
 
 Txn = Any
+LOCK_FILE: Final = "lock.mdb"
 _DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
 
 
@@ -40,6 +44,26 @@ def lmdb_errors(path: Path) -> Iterator[None]:
         raise CorruptData(f"{path}: {error}") from error
     except lmdb.Error as error:
         raise DeviceError(f"{path}: {error}") from error
+
+
+def open_environment(path: Path, map_bytes: int) -> Any:
+    """The index in a directory, made if need be; raises DeviceError, and what `lmdb_errors` turns.
+
+    Its lock file, which only threads of this process share, lies in memory: readers write to its map with the
+    GIL held, and on a device that hangs everything would stand still.
+    """
+    with device_errors(f"opening {path}"):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with lock_file_in_memory(path / LOCK_FILE):
+            return lmdb.open(
+                str(path),
+                map_size=map_bytes,
+                max_dbs=len(DATABASES),
+                mode=0o600,
+                sync=True,
+                metasync=True,
+                readahead=False,
+            )
 
 
 class Rows:
