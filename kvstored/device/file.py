@@ -165,9 +165,15 @@ class FileDevice:
     # --- directories ---
 
     def make_directory(self, path: Path) -> None:
-        """Make a directory, and those above it; one that is there is fine."""
+        """Make a directory, and those above it, and make their names durable; one that is there is fine."""
         with device_errors(f"making the directory {path}"):
+            missing = [one for one in (path, *path.parents) if not self._exists(one)]
             self._make_directory(path)
+            for one in missing:
+                self._sync_directory(one.parent)
+            if not missing:
+                with suppress(OSError):  # a process that died may have made it; it need not be ours to sync
+                    self._sync_directory(path.parent)
 
     def names(self, path: Path) -> dict[str, int]:
         """The files in a directory with their sizes in bytes; empty where there is no such directory."""

@@ -108,11 +108,13 @@ class ExtentTable:
     def take_free(self) -> Extent | None:
         """An extent without records: a used one if there is one, since it is the fastest to write, or a new one."""
         if self._free:
-            return self._free.pop()
-        if len(self._extents) >= self.limit:
+            extent = self._free.pop()
+        elif len(self._extents) >= self.limit:
             return None
-        number = max(self._extents, default=0) + 1
-        extent = self._extents[number] = Extent(ExtentRow(number, GENERATION_FIRST))
+        else:
+            number = max(self._extents, default=0) + 1
+            extent = self._extents[number] = Extent(ExtentRow(number, GENERATION_FIRST))
+        extent.state = State.RECYCLING  # of no use until it is open
         return extent
 
     def open(self, extent: Extent, tenant: str) -> None:

@@ -92,7 +92,9 @@ class Recycler:
 
     async def seal_full(self) -> None:
         """Write the footers of full extents that nobody writes to any more."""
-        for extent in self._table.sealable():
+        # Asked anew each time: another store may seal one while this one waits.
+        while sealable := self._table.sealable():
+            extent = sealable[0]
             sequence = self._table.seal(extent)
             try:
                 await self._seal(extent, sequence)

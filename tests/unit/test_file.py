@@ -157,3 +157,14 @@ def test_a_small_file_is_replaced_whole_even_by_nothing(device, tmp_path):
         device.replace(path, data)
         assert device.read_whole(path) == data
     assert os.listdir(tmp_path) == ["small"]
+
+
+def test_the_name_of_a_new_directory_is_durable(tmp_path):
+    class Watched(FileDevice):
+        def _sync_directory(self, path):
+            synced.append(path)
+            super()._sync_directory(path)
+
+    synced = []
+    Watched().make_directory(tmp_path / "a" / "b")
+    assert set(synced) == {tmp_path, tmp_path / "a"}

@@ -1,0 +1,107 @@
+"""Seeds, one after the other, on every CPU; one seed alone tells what went wrong in it.
+
+python -m tests.sim --seeds 0..10000 --json -
+python -m tests.sim --seed 4711
+python -m tests.sim --seeds 0..100 --canary early_publish
+"""
+
+import sys
+import traceback
+
+from bench.common import Figure, emit, parser, progress, run
+from tests.sim.canaries import CANARIES
+from tests.sim.model import Violation
+from tests.sim.runner import deterministic, run_many, run_one
+
+OPS = 200
+FAULTS = (
+    *("read_error", "write_error", "sync_error", "open_error", "no_space", "short", "read_flip", "rot", "torn_write"),
+    *("misdirected", "read_only", "vanished", "index_error", "slow"),
+)
+RESTARTS = ("orderly", "kill", "power_cut")
+FIGURES = (
+    Figure("seeds", "worlds run"),
+    Figure("violations", "worlds in which an invariant did not hold", "== 0"),
+    Figure("first_violation", "the seed of the first of them"),
+    Figure("ops", "operations of clients"),
+    Figure("restarted_seeds_share", "worlds that restarted before their last operation", ">= 0.5"),
+    *(Figure(f"restarts_{kind}", f"restarts of the kind {kind}", ">= 1") for kind in RESTARTS),
+    *(Figure(f"fault_{kind}", f"faults of the kind {kind} that fell", ">= 1") for kind in FAULTS),
+    Figure("hits", "blocks delivered and checked byte by byte"),
+    Figure("hit_bytes", "their bytes"),
+    Figure("durable_checked", "durable blocks looked for after a restart"),
+    Figure("seeds_per_s", "worlds per second, all CPUs together"),
+    Figure("seconds", "how long it ran"),
+)
+
+
+def main():
+    arguments = _arguments()
+    if arguments.seed is not None:
+        return _one(arguments.seed, arguments.ops, arguments.canary)
+    first, last = (int(part) for part in arguments.seeds.split(".."))
+    found = run_many(
+        range(first, last),
+        arguments.ops,
+        canary=arguments.canary,
+        seconds=arguments.seconds,
+        processes=arguments.processes,
+        told=progress,
+    )
+    values = figures(found)
+    emit(values, FIGURES, arguments.json)
+    for seed, what in sorted(found.violations)[:10]:
+        canary = f" --canary {arguments.canary}" if arguments.canary else ""
+        progress(f"seed {seed}: {what}\n    again: python -m tests.sim --seed {seed} --ops {arguments.ops}{canary}")
+    if arguments.canary:
+        return int(not found.violations)
+    silent = [f.key for f in FIGURES if f.target == ">= 1" and not values.get(f.key)] if arguments.all_faults else []
+    if silent:
+        progress(f"never happened: {', '.join(silent)}")
+    return int(bool(found.violations or silent))
+
+
+def figures(found):
+    """What was counted, by the names of the figures."""
+    counts, seconds = found.counts, found.seconds
+    return {
+        "seeds": found.seeds,
+        "violations": len(found.violations),
+        "first_violation": min(found.violations)[0] if found.violations else None,
+        "ops": counts["ops"],
+        "restarted_seeds_share": counts["restarted_seeds"] / max(1, found.seeds),
+        **{f"restarts_{kind}": counts[f"restart.{kind}"] for kind in RESTARTS},
+        **{f"fault_{kind}": counts[f"fault.{kind}"] for kind in FAULTS},
+        **{name: counts[name] for name in ("hits", "hit_bytes", "durable_checked")},
+        "seeds_per_s": found.seeds / seconds if seconds else None,
+        "seconds": seconds,
+    }
+
+
+def _one(seed, ops, canary):
+    try:
+        counts, trace = run_one(seed, ops, canary=canary)
+    except Violation:
+        traceback.print_exc()
+        return 1
+    print(f"seed {seed}: all invariants held; trace {trace}; {dict(sorted(counts.items()))}")
+    return 0
+
+
+def _arguments():
+    built = parser(
+        "tests.sim", "The store in simulated time, on devices that fail, with restarts and power cuts.", FIGURES
+    )
+    built.add_argument("--seeds", default="0..1000", metavar="A..B", help="from A up to, not including, B")
+    built.add_argument("--seed", type=int, help="this one alone, with a traceback")
+    built.add_argument("--ops", type=int, default=OPS, help=f"operations of each world ({OPS})")
+    built.add_argument("--seconds", type=float, default=0.0, help="begin no world after so many (0: all seeds)")
+    built.add_argument("--processes", type=int, default=0, help="0: one for each CPU")
+    built.add_argument("--canary", choices=sorted(CANARIES), help="plant this bug: success is to find it")
+    built.add_argument("--all-faults", action="store_true", help="fail where a kind of fault or restart never happened")
+    return built.parse_args()
+
+
+if __name__ == "__main__":
+    deterministic(sys.argv)
+    run(main)

@@ -1,0 +1,349 @@
+"""What clients do: each action is a call on the store, as a transport would make it, and what must come of it.
+
+An action changes state at once and returns a coroutine for the rest, or None.
+"""
+
+import ctypes
+import inspect
+import itertools
+
+import xxhash
+from kvstored_proto import namespace as wire
+from kvstored_proto.page import Poster
+from kvstored_proto.v1 import kvstored_pb2 as pb
+
+from kvstored import audit
+from kvstored.errors import DeviceError, InvalidArgument, KVStoredError, LimitExceeded, NotFound
+from kvstored.leases import Caller
+from kvstored.outcomes import HIT, MISS, NOT_DURABLE, RESERVED
+from tests.sim.model import Violation
+
+REGION_BYTES = 32 << 10
+REGIONS = 2
+WAITS_S = (0.0, 0.0, 0.05, 1.0)
+
+
+class Client:
+    """One session: its namespaces, its staging, and what it holds."""
+
+    def __init__(self, session, sizes):
+        self.session = session
+        self.tenant = session.caller.tenant
+        self.sizes = sizes
+        self.spaces = []
+        self.regions = [i * REGION_BYTES for i in range(REGIONS)] if session.staging else []
+        self.prefetches = []
+        self.poster = Poster(session.page.memory) if session.page else None
+
+    def end(self, world):
+        """As the transport does when the connection ends."""
+        world.clients.remove(self)
+        if self.poster is not None:
+            self.poster._words.release()
+        world.node.store.end_session(self.session)
+        if not self.session.group.members:
+            world.leases.pop(self.session.group, None)
+
+
+async def settled(answer):
+    """The store answers at once where it can."""
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def guarded(action):
+    """Errors that a client may get are results; all others are violations."""
+
+    async def call(world, client):
+        try:
+            return await action(world, client)
+        except (NotFound, LimitExceeded, DeviceError) as error:
+            return type(error).__name__
+        except InvalidArgument as error:
+            if client is not None and client.session.ended:
+                return type(error).__name__
+            raise
+
+    call.__name__ = action.__name__
+    return call
+
+
+def some_chain(world, client):
+    """A space of the client, consecutive hashes of a chain in it, the parent of the first, and their size."""
+    rng, plan = world.rng, world.plan
+    number = rng.randrange(len(client.spaces))
+    chain, start = rng.randrange(plan.chains), 0
+    if rng.random() < 0.3:
+        start = rng.randrange(plan.chain_blocks)
+    count = rng.randrange(1, plan.chain_blocks - start + 1)
+    hashes = [hash_of(chain, i) for i in range(start, start + count)]
+    parent = hash_of(chain, start - 1) if start else b""
+    return client.spaces[number], hashes, parent, client.sizes[number]
+
+
+def hash_of(chain, index):
+    return b"chain-%02d-block-%03d" % (chain, index)
+
+
+def keys_of(space, hashes):
+    return [(space.tenant, space.digest, hash_) for hash_ in hashes]
+
+
+# ---- sessions ----
+
+
+@guarded
+async def open_session(world, _client):
+    rng, store, plan = world.rng, world.node.store, world.plan
+    tenant = rng.choice(plan.tenants)
+    peers = [c for c in world.clients if c.tenant == tenant and c.session.group.group_id]
+    join = rng.choice(peers).session.group.group_id if peers and rng.random() < 0.5 else b""
+    session = await store.open_session(
+        Caller(tenant, "tenant", "session"),
+        staging_bytes=REGIONS * REGION_BYTES,
+        create_group=not join and rng.random() < 0.5,
+        join_group=join,
+        page=rng.random() < 0.5,
+    )
+    client = Client(session, plan.sizes[tenant])
+    world.clients.append(client)
+    for number in range(len(client.sizes)):
+        spec = pb.NamespaceSpec(model=f"model-{number}")
+        world.tenant_of[wire.digest(tenant, spec)] = tenant
+        _, space, _ = await store.open_namespace(session, spec)
+        if space.tenant != tenant:
+            raise Violation(f"{tenant} was given the space of {space.tenant}")
+        if not session.ended:
+            client.spaces.append(space)
+    return "opened"
+
+
+def kill_session(world, client):
+    if world.rng.random() < 0.5:
+        for task, (_, _, whose) in list(world.calls.items()):
+            if whose is client:
+                task.cancel()
+    client.end(world)
+
+
+def cancel_call(world, _client):
+    if world.calls:
+        world.rng.choice(list(world.calls)).cancel()
+
+
+# ---- puts ----
+
+
+@guarded
+async def put(world, client):
+    if not client.spaces or not client.regions:
+        return "busy"
+    region = client.regions.pop()
+    answer = await _put(world, client, region, durable=world.rng.random() < 0.2)
+    client.regions.append(region)  # not where it was cancelled: a copy may still run
+    return answer
+
+
+async def _put(world, client, region, *, durable):
+    rng, store, session = world.rng, world.node.store, client.session
+    space, hashes, parent, size = some_chain(world, client)
+    reserving = store.writes.reserve(
+        session, space, hashes, [size] * len(hashes), parent, rng.choice(WAITS_S), durable=durable
+    )
+    reserved = await settled(reserving)
+    if not reserved.reservation_id:
+        return bytes(reserved.outcomes)
+    todo = [i for i, outcome in enumerate(reserved.outcomes) if outcome == RESERVED]
+    if rng.random() < 0.1:
+        store.writes.abort(session, reserved.reservation_id, [todo.pop()])
+    answers = b""
+    while todo and rng.random() < 0.97:  # else the rest is forgotten, until its session ends
+        count = rng.randrange(1, max(1, REGION_BYTES // size) + 1)
+        batch, todo = todo[:count], todo[count:]
+        answers += await _commit(world, client, reserved, space, [(i, hashes[i]) for i in batch], region, size, durable)
+    return bytes(reserved.outcomes) + b":" + answers
+
+
+async def _commit(world, client, reserved, space, blocks, region, size, durable):
+    model, session, began = world.model, client.session, world.model.now()
+    versions, offsets = [], []
+    for place, (_, hash_) in enumerate(blocks):
+        key = (space.tenant, space.digest, hash_)
+        version, data = model.payload(key, size)
+        offset = region + place * size
+        ctypes.memmove(session.staging.address_of(offset, size), data, size)
+        model.begins(key, version)
+        versions.append((key, version))
+        offsets.append(offset)
+    committing = world.node.store.commits.commit(session, reserved.reservation_id, [i for i, _ in blocks], offsets)
+    answers = await settled(committing)
+    for (key, version), answer in zip(versions, answers, strict=True):
+        if answer not in (HIT, MISS, NOT_DURABLE) or (answer == NOT_DURABLE and not durable):
+            raise Violation(f"a commit was answered {answer}")
+        if answer == HIT and durable:
+            model.must_be_owed(key, began)
+        if not durable or answer != MISS:  # deleted while it went down, it was readable meanwhile
+            model.answered(key, version, hit=answer != MISS)
+    return answers
+
+
+# ---- gets ----
+
+
+@guarded
+async def get(world, client):
+    if not client.spaces:
+        return None
+    rng, store, session = world.rng, world.node.store, client.session
+    space, hashes, _, _ = some_chain(world, client)
+    spaces = list(client.spaces) if rng.random() < 0.2 else [space]
+    held = await settled(store.reads.get(session, spaces, hashes, rng.choice(WAITS_S)))
+    for lease, of_space in zip(held.leases, spaces, strict=bool(held.leases)):
+        _take(world, client, lease, keys_of(of_space, hashes))
+    if held.leases:
+        store.expose(session, held.leases)
+    return held.blocks, held.next
+
+
+def _take(world, client, lease, keys):
+    """Look at every block of a lease, and remember what it looks like."""
+    dram, blocks = world.node.dram, []
+    for entry, slot, key in zip(lease.entries, lease.slots, keys, strict=False):
+        data = bytes(dram.view(slot, entry.size_bytes))
+        world.model.check(key, data)
+        segment = dram._segments[slot >> 20]
+        if segment.tenant != client.tenant:
+            raise Violation(f"{client.tenant} was given a segment of {segment.tenant}")
+        blocks.append((entry, slot, dram.address(slot), entry.size_bytes, xxhash.xxh3_64_intdigest(data)))
+    world.leases.setdefault(client.session.group, {})[lease.lease_id] = blocks
+
+
+def release(world, client):
+    held = world.leases.get(client.session.group)
+    if not held:
+        return
+    count = world.rng.randrange(1, 4)
+    chosen = list(itertools.islice(held, count))
+    for lease_id in chosen:
+        world.check_lease(held.pop(lease_id))
+    if client.poster is None or world.rng.random() < 0.5 or not client.poster.post(chosen):
+        world.node.store.reads.release(client.session, chosen)
+
+
+@guarded
+async def lookup(world, client):
+    if not client.spaces:
+        return None
+    space, hashes, _, _ = some_chain(world, client)
+    spaces = list(client.spaces) if world.rng.random() < 0.2 else [space]
+    run = await settled(world.node.store.reads.lookup(spaces, hashes))
+    for of_space in spaces:
+        for key in keys_of(of_space, hashes[: run.ready_blocks]):
+            world.model.may_be_there(key)
+    return run.prefix_blocks, run.ready_blocks
+
+
+@guarded
+async def contains(world, client):
+    if not client.spaces:
+        return None
+    space, hashes, _, _ = some_chain(world, client)
+    outcomes, _ = await world.node.store.reads.contains(space, hashes)
+    for key, outcome in zip(keys_of(space, hashes), outcomes, strict=True):
+        if outcome == HIT:
+            world.model.may_be_there(key)
+    return outcomes
+
+
+def touch(world, client):
+    if client.spaces:
+        space, hashes, _, _ = some_chain(world, client)
+        world.node.store.reads.touch(space, hashes)
+
+
+# ---- prefetches ----
+
+
+@guarded
+async def prefetch(world, client):
+    if not client.spaces:
+        return None
+    rng = world.rng
+    space, hashes, _, _ = some_chain(world, client)
+    spaces = list(client.spaces) if rng.random() < 0.2 else [space]
+    started = await world.node.store.prefetches.start(
+        client.session, spaces, hashes, rng.randrange(3), rng.choice((0.0, 0.01, 1.0))
+    )
+    if started.prefetch_id:
+        client.prefetches.append(started.prefetch_id)
+    return started.outcome, started.resident_blocks, started.queued_blocks
+
+
+@guarded
+async def poll(world, client):
+    if not client.prefetches:
+        return None
+    rng = world.rng
+    job = await world.node.store.prefetches.poll(client.session, rng.choice(client.prefetches), rng.choice(WAITS_S))
+    return job.ready_blocks, job.failed_blocks
+
+
+@guarded
+async def cancel_prefetch(world, client):
+    if not client.prefetches:
+        return None
+    chosen = client.prefetches.pop(world.rng.randrange(len(client.prefetches)))
+    job = await world.node.store.prefetches.cancel(client.session, chosen)
+    if job.running:
+        raise Violation("a cancel was answered while a copy runs")
+    return job.ready_blocks, job.failed_blocks
+
+
+# ---- deletes and the rest ----
+
+
+@guarded
+async def delete(world, client):
+    if not client.spaces:
+        return None
+    space, hashes, _, _ = some_chain(world, client)
+    hashes = hashes[: world.rng.randrange(1, 4)]
+    forbidden = world.model.delete_begins(keys_of(space, hashes))
+    count = await world.node.store.writes.delete(client.session, space, hashes)
+    world.model.deleted(forbidden)
+    return count
+
+
+@guarded
+async def flush(world, _client):
+    return await world.node.below.mover.flush(5.0)
+
+
+@guarded
+async def verify(world, _client):
+    found = await audit.verify(world.node.parts)
+    if found.corrupt and not world.device.fired:
+        raise Violation(f"{found.corrupt} blocks differ from their hashes, and no fault fell")
+    return found.dram_blocks, found.nvme_blocks
+
+
+WEIGHTS = (
+    (put, 30),
+    (get, 26),
+    (release, 14),
+    (open_session, 6),
+    (kill_session, 3),
+    (cancel_call, 4),
+    (lookup, 4),
+    (contains, 3),
+    (touch, 1),
+    (prefetch, 6),
+    (poll, 3),
+    (cancel_prefetch, 2),
+    (delete, 4),
+    (flush, 2),
+    (verify, 0.3),
+)
+ACTIONS = [
+    (upto, action) for (action, _), upto in zip(WEIGHTS, itertools.accumulate(w for _, w in WEIGHTS), strict=True)
+]
+assert all(issubclass(error, KVStoredError) for error in (NotFound, LimitExceeded, DeviceError, InvalidArgument))

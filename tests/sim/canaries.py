@@ -1,0 +1,341 @@
+"""Bugs to plant: for each invariant one that the simulation must find. Each returns what takes it out again."""
+
+import asyncio
+
+from kvstored import catalog, commits, leases, mover, promoter, reads, room, writes
+from kvstored.testing.simulated_device import SimulatedDevice
+from kvstored.tiers import runs
+from kvstored.tiers.extent import ExtentTable
+from kvstored.tiers.nvme import NvmeTier
+from kvstored.tiers.pool import SegmentPool
+from kvstored.tiers.volume import Volume
+
+CANARIES = {}
+
+
+def canary(plant):
+    """A function that returns (object, attribute, replacement) for each place it changes."""
+
+    def planted():
+        before = []
+        for where, name, what in plant():
+            before.append((where, name, where.__dict__[name] if isinstance(where, type) else getattr(where, name)))
+            setattr(where, name, what)
+
+        def restore():
+            for where, name, was in reversed(before):
+                setattr(where, name, was)
+
+        return restore
+
+    CANARIES[plant.__name__] = planted
+    return planted
+
+
+# ---- exact bytes or no hit ----
+
+
+@canary
+def unchecked_load():
+    """What is read from NVMe is not checked against its content hash."""
+    yield runs, "_check", lambda block: runs.Read.OK
+
+
+@canary
+def early_publish():
+    """A block is readable before its bytes are in its slot."""
+    original = commits.Commits._copied
+
+    async def copied(self, session, reservation, indices, entries, copies, total_bytes):
+        for entry in entries:
+            if entry.state == catalog.WRITING:
+                self._room._catalog.publish(entry)
+                entry.state = catalog.READY
+        return await original(self, session, reservation, indices, entries, copies, total_bytes)
+
+    def publish(self, entry, content_hash):
+        if entry.state == catalog.READY:
+            self._dram.records.commit(entry.slot, content_hash)
+            return True
+        return original_publish(self, entry, content_hash)
+
+    original_publish = room.Room.publish
+    yield commits.Commits, "_copied", copied
+    yield room.Room, "publish", publish
+
+
+@canary
+def stale_generation():
+    """An extent's generation stays when it is recycled: old entries look valid."""
+    original = ExtentTable.recycle
+
+    def recycle(self, extent):
+        original(self, extent)
+        extent.generation -= 1
+
+    yield ExtentTable, "recycle", recycle
+    yield runs, "_check", lambda block: runs.Read.OK
+
+
+@canary
+def deleted_comes_back():
+    """A delete forgets what is on NVMe."""
+
+    async def delete(self, tenant, digest, hashes):
+        return 0
+
+    yield NvmeTier, "delete", delete
+
+
+# ---- tenants apart ----
+
+
+@canary
+def shared_segments():
+    """A segment that nobody uses any more serves another tenant."""
+
+    def cut_unused(self, tenant, size):
+        for unused in list(self._unused.values()):
+            for segment in list(unused.values()):
+                if segment.size_bytes >= size and (not segment.tenant or not segment.used_slots):
+                    segment_tenant, segment.tenant = segment.tenant, ""
+                    if segment_tenant:
+                        segment.tenant = segment_tenant
+                        self._open.get((segment.tenant, segment.slot_bytes), {}).pop(segment.segment_id, None)
+                        self._unused[segment.tenant].pop(segment.segment_id, None)
+                        self._dead_bytes -= segment.dead_bytes
+                        segment.tenant, segment.slots = "", 0
+                        self._unused[""][segment.segment_id] = segment
+                    self._cut(segment, tenant, size)
+                    return segment
+        return None
+
+    yield SegmentPool, "_cut_unused", cut_unused
+
+
+@canary
+def shared_index():
+    """Whose record it is does not matter, and the namespace of a lookup neither."""
+    original = catalog.Catalog.space
+
+    def space(self, namespace):
+        for found in self.spaces.values():
+            if found.namespace.fields == namespace.fields:
+                return found
+        return original(self, namespace)
+
+    yield catalog.Catalog, "space", space
+
+
+# ---- leased slots stay ----
+
+
+@canary
+def leased_slot_given_back():
+    """A deleted block's slot is free at once, whoever holds it."""
+    original = catalog.Catalog.forget
+
+    def forget(self, entry):
+        slot = original(self, entry)
+        return slot if slot is not None or not entry.leases else entry.slot
+
+    yield catalog.Catalog, "forget", forget
+
+
+@canary
+def leases_do_not_hold():
+    """A leased block stands in its eviction order as any other."""
+
+    def lease(self, space, entries):
+        for entry in entries:
+            entry.leases += 1
+
+    def unlease(self, entries):
+        for entry in entries:
+            entry.leases -= 1
+
+    yield catalog.Catalog, "lease", lease
+    yield catalog.Catalog, "unlease", unlease
+    yield reads.LeaseEnds, "take", _take_without_unhold
+
+
+def _take_without_unhold(self):
+    there = bool(self._waiting)
+    while self._waiting:
+        group, lease = self._waiting.popleft()
+        group.ending_leases -= 1
+        self._parts.catalog.unlease(lease.entries)
+    return there
+
+
+# ---- accounts ----
+
+
+@canary
+def abort_keeps_reserved():
+    """An abort does not give the session its budget back."""
+    original = writes.Writes._undo
+
+    def undo(self, session, reservation, entries):
+        before = session.reserved_bytes
+        original(self, session, reservation, entries)
+        session.reserved_bytes = before - 2 * (before - session.reserved_bytes)
+
+    yield writes.Writes, "_undo", undo
+
+
+@canary
+def uncounted_dead_bytes():
+    """What dies on NVMe is not taken off the account of its extent."""
+    original = ExtentTable.settle
+
+    def settle(self, placed, delta):
+        original(
+            self, placed, {number: (bytes_, blocks) for number, (bytes_, blocks) in delta.items() if bytes_ > 8192}
+        )
+
+    yield ExtentTable, "settle", settle
+
+
+@canary
+def slot_lost():
+    """A failed promotion forgets its slot."""
+
+    def drop(self, job, batch):
+        self.queued_blocks -= len(batch.entries)
+        job.failed_blocks += len(batch.entries)
+        self._below.unpin(batch.records)
+        for entry in batch.entries:
+            if entry.state == catalog.PROMOTING:
+                self._room.forget(entry)
+
+    yield promoter.Promoter, "_drop", drop
+
+
+# ---- nothing is left ----
+
+
+@canary
+def leaked_lease():
+    """What a group leased is not given back at its end."""
+    original = leases.Sessions.close
+
+    def close(self, session):
+        original(self, session)
+        return []
+
+    yield leases.Sessions, "close", close
+
+
+@canary
+def leaked_pin():
+    """A lookup does not unpin what it found."""
+    yield promoter.Promoter, "unpin", lambda self, found: None
+
+
+@canary
+def leaked_reservation():
+    """A session's reservations outlive it."""
+    yield writes.Writes, "end_session", lambda self, session: None
+
+
+# ---- durability ----
+
+
+@canary
+def unsynced_data():
+    """Data is acknowledged before it is synced."""
+    yield SimulatedDevice, "_fdatasync", lambda self, file: None
+
+
+@canary
+def unsynced_names():
+    """A new file's name is not made durable."""
+    yield SimulatedDevice, "_sync_directory", lambda self, path: None
+
+
+@canary
+def acknowledged_before_stored():
+    """A store is acknowledged whatever became of it."""
+    original = Volume.store
+
+    async def stored(self, tenant, stores):
+        await original(self, tenant, stores)
+        return [True] * len(stores)
+
+    yield Volume, "store", stored
+
+
+@canary
+def acknowledged_without_index():
+    """A store is acknowledged before its index commit: that comes a little later."""
+    original = Volume.store
+
+    async def stored(self, tenant, stores):
+        asyncio.get_running_loop().call_later(0.05, lambda: asyncio.ensure_future(original(self, tenant, stores)))
+        return [True] * len(stores)
+
+    yield Volume, "store", stored
+
+
+# ---- limits, the loop, the end ----
+
+
+@canary
+def unbounded_queue():
+    """The queue of reads takes whatever comes."""
+    original = promoter.Promoter._slots
+
+    def slots(self, space, sizes, job):
+        limit, self._queue_blocks = self._queue_blocks, 1 << 30
+        try:
+            return original(self, space, sizes, job)
+        finally:
+            self._queue_blocks = limit
+
+    yield promoter.Promoter, "_slots", slots
+
+
+@canary
+def unlimited_leases():
+    """A tenant may lease all there is."""
+    yield reads.Reads, "_fitting", lambda self, tenant, spaces, runs, length: length
+
+
+@canary
+def index_on_the_loop():
+    """The index is asked on the event loop."""
+
+    async def find(self, digest, hashes, *, prefix):
+        return self.index.find(digest, hashes, prefix=prefix)
+
+    yield Volume, "find", find
+
+
+@canary
+def lost_wakeup():
+    """A block that became readable wakes nobody."""
+    yield catalog.Catalog, "_wake", lambda self, entry: None
+
+
+@canary
+def cancel_without_waiting():
+    """A cancelled prefetch is answered while its copies run."""
+
+    async def cancel(self, job):
+        self.abandon(job)
+
+    yield promoter.Promoter, "cancel", cancel
+
+
+@canary
+def dead_mover():
+    """The mover ends at the first store that fails."""
+    original = mover.Mover._finish
+
+    def finish(self, entries, done, *, evict):
+        original(self, entries, done, evict=evict)
+        if entries and not done:
+            raise RuntimeError("planted")
+
+    yield mover.Mover, "_finish", finish

@@ -1,0 +1,100 @@
+"""What a seed stands for: the size of the node, who uses it, which faults fall, when and how it restarts."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvstored.parts import Limits
+from kvstored.policy.orders import ORDERS
+from kvstored.policy.quota import Quota
+from kvstored.policy.watermarks import Watermarks
+from kvstored.testing.simulated_device import NO_FAULTS, DeviceFaults
+from kvstored.testing.simulated_node import NodeConfig
+from kvstored.tiers.dram import DramConfig
+from kvstored.tiers.nvme_config import EXTENT_BYTES_MIN, NvmeConfig
+
+SEGMENT_BYTES = 64 << 10
+ROOT = Path("/sim")
+ORDERLY, KILL, POWER_CUT = "orderly", "kill", "power_cut"
+RESTARTS = (ORDERLY, KILL, POWER_CUT)
+SIZES = (4096, 4096, 5000, 8192, 12_000)
+
+
+@dataclass
+class Plan:
+    """Drawn from the seed alone."""
+
+    seed: int
+    ops: int
+    node: NodeConfig
+    faults: DeviceFaults
+    slow_share: float
+    restarts: dict[int, str]  # by the number of the operation before it
+    tenants: tuple[str, ...]
+    sizes: dict[str, tuple[int, ...]]  # per tenant: block sizes of its namespaces
+    chains: int
+    chain_blocks: int
+    rng: random.Random = field(repr=False)
+
+
+def make_plan(seed, ops):
+    rng = random.Random(seed * 2 + 1)
+    tenants = ("alice", "bob", "carol")[: rng.choice((2, 2, 3))]
+    sizes = {tenant: tuple(rng.choice(SIZES) for _ in range(rng.choice((1, 2)))) for tenant in tenants}
+    calm = rng.random() < 0.4
+    return Plan(
+        seed=seed,
+        ops=ops,
+        node=_node(rng, tenants),
+        faults=NO_FAULTS if calm else _faults(rng),
+        slow_share=rng.choice((0.0, 0.0, 0.002, 0.02)),
+        restarts=_restarts(rng, ops),
+        tenants=tenants,
+        sizes=sizes,
+        chains=rng.choice((2, 4, 6)),
+        chain_blocks=rng.choice((4, 8, 12)),
+        rng=rng,
+    )
+
+
+def _node(rng, tenants):
+    segments = rng.choice((3, 4, 6))
+    held = segments * SEGMENT_BYTES * rng.choice((1, 2)) // 2
+    quotas = {tenants[1]: Quota(2 * SEGMENT_BYTES)} if rng.random() < 0.3 else {}
+    return NodeConfig(
+        dram=DramConfig(segments * SEGMENT_BYTES, SEGMENT_BYTES, "never", "never"),
+        nvme=NvmeConfig(
+            paths=[ROOT / f"drive{i}" for i in range(rng.choice((1, 1, 2)))],
+            capacity_bytes=rng.choice((3, 4, 6, 8)) * EXTENT_BYTES_MIN,
+            extent_bytes=EXTENT_BYTES_MIN,
+            io_threads=rng.choice((1, 2, 3)),
+            run_bytes=16 << 10,
+            share_blocks=rng.choice((1, 4)),
+            index_map_bytes=rng.choice((64 << 10, 1 << 20)),
+            open_files_max=rng.choice((2, 8)),
+            scrub_bytes_per_s=rng.choice((0, 1 << 20)),
+        ),
+        limits=Limits(SEGMENT_BYTES, 12, 6, held, 2.0, 2.0),
+        staging_bytes=5 * SEGMENT_BYTES,
+        sessions=8,
+        eviction=rng.choice(sorted(ORDERS)),
+        quotas=quotas,
+        watermarks=rng.choice((Watermarks(), Watermarks(0.6, 0.3, 0.2), Watermarks(1.0, 0.9, 0.1))),
+        queue_blocks=rng.choice((8, 64)),
+        inflight_bytes=rng.choice((16 << 10, 64 << 10)),
+    )
+
+
+def _faults(rng):
+    """Some kinds at a time: where everything fails nothing is seen."""
+    kinds = rng.sample(list(DeviceFaults.__struct_fields__), rng.choice((1, 2, 4)))
+    shares = {kind: rng.choice((0.003, 0.01, 0.04)) for kind in kinds}
+    for kind in ("read_only", "vanished"):
+        if kind in shares:
+            shares[kind] /= 10
+    return DeviceFaults(**shares)
+
+
+def _restarts(rng, ops):
+    count = rng.choice((0, 0, 0, 1, 1, 1, 2, 2, 3))
+    return {rng.randrange(1, ops): rng.choice(RESTARTS) for _ in range(count)}

@@ -1,0 +1,37 @@
+"""Limits of single steps, made so small that a world of a few dozen blocks meets them."""
+
+import importlib
+
+SMALL = {
+    "kvstored.commits": {"INLINE_COPY_BYTES": 6000, "THREAD_COPY_BYTES": 8192},
+    "kvstored.durability": {"BATCH_BYTES_MAX": 32 << 10, "BATCH_BLOCKS_MAX": 6},
+    "kvstored.endings": {"BLOCKS_PER_TURN": 8},
+    "kvstored.flush_order": {"SLICE_BLOCKS": 4, "STEP_BYTES_MAX": 32 << 10, "STEP_BLOCKS_MAX": 6, "SCAN_BLOCKS": 16},
+    "kvstored.mover": {"STEP_BYTES_MAX": 32 << 10, "STEP_BLOCKS_MAX": 6},
+    "kvstored.prefetches": {"PIECE_BLOCKS": 5},
+    "kvstored.promoter": {"PIECE_BLOCKS": 5, "BATCH_BYTES": 16 << 10},
+    "kvstored.reads": {"PIECE_BLOCKS": 5},
+    "kvstored.releases": {"BLOCKS_PER_TURN": 8},
+    "kvstored.recency": {"PIECE_BLOCKS": 16},
+    "kvstored.revival": {"BATCH_BYTES": 16 << 10, "BATCH_BLOCKS": 4},
+    "kvstored.tiers.recycling": {"PAGE_RECORDS": 5},
+    "kvstored.tiers.scrub": {"PIECE_BYTES": 16 << 10, "FIRST_PASS_S": 5.0, "PASS_EVERY_S": 30.0, "KEYS_PER_SEARCH": 6},
+    "kvstored.tiers.runs": {"RUN_BYTES_MIN": 8 << 10},
+    "kvstored.writes": {"PIECE_BLOCKS": 5},
+}
+
+
+def make_small():
+    """Set them; returns what sets them back."""
+    before = []
+    for name, limits in SMALL.items():
+        module = importlib.import_module(name)
+        for limit, value in limits.items():
+            before.append((module, limit, getattr(module, limit)))
+            setattr(module, limit, value)
+
+    def restore():
+        for module, limit, value in before:
+            setattr(module, limit, value)
+
+    return restore
