@@ -6,11 +6,11 @@ Names are `kvstored_<tier or part>_<what>_{bytes,total,seconds}`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final
 
-from kvstored_proto.v1.kvstored_pb2 import SessionStatus, StatusReply, TenantStatus, TierStatus
+from kvstored_proto.v1.kvstored_pb2 import PathStatus, SessionStatus, StatusReply, TenantStatus, TierStatus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -115,6 +115,24 @@ def _tiers(tiers: Iterable[TierStatus]) -> Iterator[Metric]:
         for state in Health:
             health.add_metric([state], int(tier.health == state))
         yield health
+        if tier.paths:
+            yield from _paths(prefix, tier.paths)
+
+
+def _paths(prefix: str, paths: Sequence[PathStatus]) -> Iterator[Metric]:
+    health = GaugeMetricFamily(
+        f"{prefix}_path_health", "1 for the state that the path is in.", labels=["path", "state"]
+    )
+    passed = GaugeMetricFamily(
+        f"{prefix}_path_scrub_passed_seconds",
+        "When the last full scrub ended, since 1970; 0: never.",
+        labels=["path"],
+    )
+    for path in paths:
+        for state in Health:
+            health.add_metric([path.path, state], int(path.health == state))
+        passed.add_metric([path.path], path.scrub_passed_s)
+    yield from (health, passed)
 
 
 def _tenants(tenants: Iterable[TenantStatus]) -> Iterator[Metric]:

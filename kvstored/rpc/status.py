@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+import msgspec
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.leases import Session
@@ -37,9 +38,12 @@ def report(context: Context, session: Session | None = None) -> pb.StatusReply:
 
 def _below_warnings(context: Context) -> list[str]:
     below = context.store.parts.below
-    if below is None or below.tier.health is Health.OK:
+    if below is None:
         return []
-    return [f"nvme: {below.tier.health}: blocks are kept in DRAM only; see its properties and the log"]
+    warnings = [f"nvme: {p.path} is {p.health}: {p.reason}" for p in below.tier.paths() if p.health is not Health.OK]
+    if below.tier.health is not Health.OK:
+        warnings.append(f"nvme: {below.tier.health}: new blocks are kept in DRAM only")
+    return warnings
 
 
 def _tiers(context: Context) -> list[pb.TierStatus]:
@@ -47,7 +51,9 @@ def _tiers(context: Context) -> list[pb.TierStatus]:
     tiers = [_tier("dram", "ok", parts.dram.usage(), parts.dram.properties())]
     if parts.below is not None:
         below = parts.below.tier
-        tiers.append(_tier("nvme", str(below.health), below.usage(), below.properties()))
+        nvme = _tier("nvme", str(below.health), below.usage(), below.properties())
+        nvme.paths.extend(pb.PathStatus(**msgspec.structs.asdict(path)) for path in below.paths())
+        tiers.append(nvme)
     return tiers
 
 

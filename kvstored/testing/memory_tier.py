@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from kvstored.keys import Namespace, slot_bytes
-from kvstored.tiers.base import Health, Load, Location, Record, Store, Usage
+from kvstored.tiers.base import Health, Load, Location, PathStatus, Record, Store, Usage
 
 
 class MemoryTier:
@@ -139,6 +139,10 @@ class MemoryTier:
     def properties(self) -> dict[str, str]:
         """See `LowerTier`."""
         return {"path": "memory"}
+
+    def paths(self) -> Sequence[PathStatus]:
+        """See `LowerTier`."""
+        return ()
 
     def counters(self) -> dict[str, int]:
         """See `LowerTier`."""

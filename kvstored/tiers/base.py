@@ -23,6 +23,21 @@ class Health(enum.StrEnum):
     OFF = "off"
 
 
+class PathStatus(msgspec.Struct, frozen=True):
+    """What one path of a tier can do: for status. `retry_in_s` is 0 where nothing is to be retried."""
+
+    number: int
+    path: str
+    health: Health
+    reason: str
+    since_s: float  # wall clock
+    retry_in_s: float
+    direct_io: bool
+    scrubbed_bytes: int
+    scrub_corrupt_blocks: int
+    scrub_passed_s: float  # wall clock, when the last complete pass ended; 0: none did
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Where a tier's bytes are: used + dead + retired + free = capacity, always.
 
@@ -161,6 +176,10 @@ class LowerTier(Protocol):
 
     def properties(self) -> dict[str, str]:
         """For status: paths, direct I/O, what it runs without."""
+        ...
+
+    def paths(self) -> Sequence[PathStatus]:
+        """For status: each path, if it has any."""
         ...
 
     def counters(self) -> dict[str, int]:

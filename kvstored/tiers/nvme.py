@@ -19,13 +19,13 @@ from kvstored.clock import Clock
 from kvstored.device.file import FileDevice
 from kvstored.errors import ConfigError, DeviceError
 from kvstored.keys import Namespace, slot_bytes
-from kvstored.tiers.base import Health, Load, Record, Store, Usage
+from kvstored.tiers.base import Health, Load, PathStatus, Record, Store, Usage
 from kvstored.tiers.extent import ExtentTable
 from kvstored.tiers.formats import DIGEST_BYTES, footer_bytes, header_bytes
 from kvstored.tiers.index import Index
 from kvstored.tiers.nvme_config import NvmeConfig
 from kvstored.tiers.opening import MakeIndex, VolumeOpener
-from kvstored.tiers.recovery import PathStatus, VolumePath
+from kvstored.tiers.recovery import VolumePath
 from kvstored.tiers.recycling import Notices, OnEvicted
 from kvstored.tiers.spread import scatter, spread_store
 from kvstored.tiers.threads import Calls, MakePool, real_pool
@@ -280,7 +280,7 @@ class NvmeTier:
         return {f"path.{path.number}": _describe(path.status()) for path in self._paths}
 
     def paths(self) -> list[PathStatus]:
-        """The health of each path."""
+        """See `LowerTier.paths`."""
         return [path.status() for path in self._paths]
 
     def counters(self) -> dict[str, int]:

@@ -15,12 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from kvstored.clock import Clock
 from kvstored.errors import ConfigError, DeviceError
 from kvstored.keys import Namespace
-from kvstored.tiers.base import Health
+from kvstored.tiers.base import Health, PathStatus
 from kvstored.tiers.deadline import Late
 from kvstored.tiers.opening import VolumeOpener
 from kvstored.tiers.scrub import Scrubber
@@ -30,20 +28,6 @@ BACK_OFF_MAX: Final = 12  # times `retry_s`: a minute by default
 SOON_S: Final = 0.05  # while the last users of a volume that is off leave it
 DELETES_MAX: Final = 65_536
 _log = logging.getLogger(__name__)
-
-
-class PathStatus(msgspec.Struct, frozen=True):
-    """What a path can do: for status. `retry_in_s` is 0 where nothing is to be retried."""
-
-    path: str
-    health: Health
-    reason: str
-    since_s: float  # wall clock
-    retry_in_s: float
-    direct_io: bool
-    scrubbed_bytes: int = 0
-    scrub_corrupt_blocks: int = 0
-    scrub_passed_s: float = 0.0  # wall clock, when the last complete pass ended; 0: none did
 
 
 class VolumePath:
@@ -218,6 +202,7 @@ class VolumePath:
         health = volume.health if volume is not None else Health.OFF
         left_s = max(0.0, self._retry_at_s - self._clock.monotonic())
         return PathStatus(
+            number=self.number,
             path=str(self.path),
             health=health,
             reason=volume.reason if volume is not None else self._reason,

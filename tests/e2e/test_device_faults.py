@@ -64,8 +64,11 @@ def test_a_directory_that_vanishes_and_comes_back(tmp_path):
             daemon.nvme_path.rename(away)
             health_comes(daemon, "off")
             told = status(daemon.session_socket)
-            assert "gone" in tier(told, "nvme").properties["path.0"]
-            assert any("nvme" in warning for warning in told.warnings)
+            (path,) = tier(told, "nvme").paths
+            assert (path.path, path.health) == (str(daemon.nvme_path), "off")
+            assert "gone" in path.reason
+            assert path.since_s
+            assert any("is gone" in warning for warning in told.warnings)
             # DRAM goes on alone: more than fits into it.
             done = fill(client, namespace, "meanwhile", 64 * MIB, wait_s=5)
             assert {o for _, outcomes in done for o in outcomes} <= {HIT, THROTTLED}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,7 +80,18 @@ def _status(state: str) -> pb.StatusReply:
         version="1.2.3",
         state=state,
         uptime_s=3700,
-        tiers=[pb.TierStatus(name="dram", health="ok", capacity_bytes=1 << 30, used_bytes=1 << 28)],
+        tiers=[
+            pb.TierStatus(name="dram", health="ok", capacity_bytes=1 << 30, used_bytes=1 << 28),
+            pb.TierStatus(
+                name="nvme",
+                health="off",
+                paths=[
+                    pb.PathStatus(
+                        path="/mnt/a", health="off", reason="it is gone", since_s=time.time() - 3665, retry_in_s=9
+                    )
+                ],
+            ),
+        ],
         tenants=[pb.TenantStatus(name="a", blocks_asked=8, blocks_hit=6), pb.TenantStatus(name="idle")],
         sessions=[pb.SessionStatus(id="s1", tenant="a", client="vllm", transport="session")],
         warnings=["dram: not locked"],
@@ -130,6 +142,8 @@ def test_status_shows_tiers_hit_rates_sessions_and_warnings(fake, capsys):
     assert run("status") == 0
     shown = capsys.readouterr().out
     for word in ("1.2.3", "serving", "1h 1m", "1.0 GiB", "25.0 %", "75.0 %", "vllm", "warning: dram: not locked"):
+        assert word in shown
+    for word in ("/mnt/a", "it is gone", "1h 1m ago", "9 s"):
         assert word in shown
     (idle,) = [line for line in shown.splitlines() if line.startswith("idle")]
     assert idle.split()[-1] == "-"

@@ -5,7 +5,7 @@ import threading
 import urllib.request
 
 import pytest
-from kvstored_proto.v1.kvstored_pb2 import SessionStatus, StatusReply, TenantStatus, TierStatus
+from kvstored_proto.v1.kvstored_pb2 import PathStatus, SessionStatus, StatusReply, TenantStatus, TierStatus
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -21,7 +21,12 @@ def status() -> StatusReply:
         state="serving",
         tiers=[
             TierStatus(name="dram", health="ok", capacity_bytes=100, used_bytes=40, free_bytes=60, blocks=4),
-            TierStatus(name="nvme", health="read_only", capacity_bytes=1000),
+            TierStatus(
+                name="nvme",
+                health="read_only",
+                capacity_bytes=1000,
+                paths=[PathStatus(path="/a", health="read_only"), PathStatus(path="/b", health="off")],
+            ),
         ],
         tenants=[TenantStatus(name="a", dram_bytes=40, blocks_asked=9, blocks_hit=5)],
         sessions=[SessionStatus(transport="session"), SessionStatus(transport="session")],
@@ -50,6 +55,9 @@ def test_a_scrape_shows_tiers_tenants_and_sessions():
     assert samples["kvstored_nvme_capacity_bytes", ()] == 1000
     assert samples["kvstored_nvme_health", (("state", "read_only"),)] == 1
     assert samples["kvstored_nvme_health", (("state", "ok"),)] == 0
+    assert samples["kvstored_nvme_path_health", (("path", "/b"), ("state", "off"))] == 1
+    assert samples["kvstored_nvme_path_health", (("path", "/a"), ("state", "off"))] == 0
+    assert samples["kvstored_nvme_path_scrub_passed_seconds", (("path", "/a"),)] == 0
     assert samples["kvstored_tenant_dram_bytes", (("tenant", "a"),)] == 40
     assert samples["kvstored_tenant_blocks_hit_total", (("tenant", "a"),)] == 5
     assert samples["kvstored_sessions", (("transport", "session"),)] == 2

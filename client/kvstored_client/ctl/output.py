@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -62,6 +63,11 @@ def size(size_bytes: float) -> str:
 def share(part: int, whole: int) -> str:
     """A percentage; a dash where there is nothing to divide by."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def ago(wall_s: float) -> str:
+    """How long ago something was, given in seconds since 1970; 0: never."""
+    return f"{duration(max(0.0, time.time() - wall_s))} ago" if wall_s else "-"
 
 
 def duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ from kvstored_proto.v1.kvstored_pb2 import OPERATION_STATUS, StatusReply, Status
 
 from kvstored_client import Client
 from kvstored_client.ctl.connection import Exit, connected, options_of
-from kvstored_client.ctl.output import as_dict, duration, print_json, print_table, share, size
+from kvstored_client.ctl.output import ago, as_dict, duration, print_json, print_table, share, size
 
 
 def status(context: typer.Context) -> None:
@@ -61,6 +61,7 @@ def _print_status(reply: StatusReply) -> None:
         print(f"warning: {warning}")
     print()
     _print_tiers(reply)
+    _print_paths(reply)
     print()
     _print_tenants(reply)
     if reply.sessions:
@@ -79,6 +80,20 @@ def _print_tiers(reply: StatusReply) -> None:
     )
     columns = ("tier", "health", "capacity ", "full ", "used ", "dead ", "retired ", "free ", "blocks ", "properties")
     print_table(columns, rows)
+
+
+def _print_paths(reply: StatusReply) -> None:
+    rows = [
+        (
+            *(path.path, path.health, ago(path.since_s), f"{path.retry_in_s:.0f} s" if path.retry_in_s else "-"),
+            *(size(path.scrubbed_bytes), str(path.scrub_corrupt_blocks), ago(path.scrub_passed_s), path.reason or "-"),
+        )
+        for tier in reply.tiers
+        for path in tier.paths
+    ]
+    if rows:
+        print()
+        print_table(("path", "health", "since ", "retry ", "scrubbed ", "corrupt ", "scrub ended ", "reason"), rows)
 
 
 def _print_tenants(reply: StatusReply) -> None:

@@ -627,7 +627,7 @@ class StatusReply(_message.Message):
     def __init__(self, boot_id: _Optional[int] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., uptime_s: _Optional[float] = ..., pid: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TierStatus(_message.Message):
-    __slots__ = ("name", "health", "capacity_bytes", "used_bytes", "dead_bytes", "retired_bytes", "free_bytes", "blocks", "properties")
+    __slots__ = ("name", "health", "capacity_bytes", "used_bytes", "dead_bytes", "retired_bytes", "free_bytes", "blocks", "properties", "paths")
     class PropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -644,6 +644,7 @@ class TierStatus(_message.Message):
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    PATHS_FIELD_NUMBER: _ClassVar[int]
     name: str
     health: str
     capacity_bytes: int
@@ -653,7 +654,32 @@ class TierStatus(_message.Message):
     free_bytes: int
     blocks: int
     properties: _containers.ScalarMap[str, str]
-    def __init__(self, name: _Optional[str] = ..., health: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., dead_bytes: _Optional[int] = ..., retired_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., properties: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    paths: _containers.RepeatedCompositeFieldContainer[PathStatus]
+    def __init__(self, name: _Optional[str] = ..., health: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., dead_bytes: _Optional[int] = ..., retired_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., properties: _Optional[_Mapping[str, str]] = ..., paths: _Optional[_Iterable[_Union[PathStatus, _Mapping]]] = ...) -> None: ...
+
+class PathStatus(_message.Message):
+    __slots__ = ("number", "path", "health", "reason", "since_s", "retry_in_s", "direct_io", "scrubbed_bytes", "scrub_corrupt_blocks", "scrub_passed_s")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    RETRY_IN_S_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_IO_FIELD_NUMBER: _ClassVar[int]
+    SCRUBBED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SCRUB_CORRUPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SCRUB_PASSED_S_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    path: str
+    health: str
+    reason: str
+    since_s: float
+    retry_in_s: float
+    direct_io: bool
+    scrubbed_bytes: int
+    scrub_corrupt_blocks: int
+    scrub_passed_s: float
+    def __init__(self, number: _Optional[int] = ..., path: _Optional[str] = ..., health: _Optional[str] = ..., reason: _Optional[str] = ..., since_s: _Optional[float] = ..., retry_in_s: _Optional[float] = ..., direct_io: bool = ..., scrubbed_bytes: _Optional[int] = ..., scrub_corrupt_blocks: _Optional[int] = ..., scrub_passed_s: _Optional[float] = ...) -> None: ...
 
 class TenantStatus(_message.Message):
     __slots__ = ("name", "dram_bytes", "dram_blocks", "nvme_bytes", "nvme_blocks", "lookups", "blocks_asked", "blocks_hit", "blocks_put")
