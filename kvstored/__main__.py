@@ -16,6 +16,7 @@ import typer
 from kvstored import logs
 from kvstored.config import LoadedConfig, load_config
 from kvstored.errors import ConfigError
+from kvstored.supervise import replace_this_process
 
 EXIT_CONFIG: Final = 78  # EX_CONFIG: a restart will not help
 _HELP: Final = frozenset({"--help", "--install-completion", "--show-completion"})
@@ -39,9 +40,20 @@ SetOption = Annotated[
 OutputOption = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="How to print it.")]
 
 
+SuperviseOption = Annotated[
+    bool,
+    typer.Option(
+        "--supervise", help="Restart the daemon when it dies, and keep its memory meanwhile; SIGHUP: restart in order."
+    ),
+]
+
+
 @app.command()
-def serve(config: ConfigOption = None, settings: SetOption = None) -> None:
+def serve(config: ConfigOption = None, settings: SetOption = None, supervise: SuperviseOption = False) -> None:
     """Run the daemon in the foreground until SIGTERM or SIGINT."""
+    if supervise:
+        options = ["--config", str(config)] if config is not None else []
+        replace_this_process([*options, *(f"--set={setting}" for setting in settings or [])])
     try:
         loaded = _load(config, settings)
     except ConfigError as error:
