@@ -1,5 +1,6 @@
 """The contract of the data operations over every way to the store, and over none."""
 
+import asyncio
 from contextlib import asynccontextmanager
 
 import grpc
@@ -8,9 +9,9 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.outcomes import HIT, NOT_DURABLE
 from kvstored.testing.contract import SETTINGS, TransportContract
-from kvstored.testing.contract_client import ACME, chain, hashes_of, open_namespace
+from kvstored.testing.contract_client import ACME, chain, hashes_of, lookup, open_namespace
 from kvstored.testing.contract_transports import DirectClient, GrpcClient, SocketClient, opening_request
-from kvstored.testing.daemon_in_loop import check_nothing_held, serving
+from kvstored.testing.daemon_in_loop import check_nothing_held, eventually, serving
 from tests.contract.certificates import Authority
 
 
@@ -30,6 +31,11 @@ class Harness:
     @property
     def lower_tier(self):
         return self._daemon.context.store.parts.below.tier
+
+    @property
+    def holds(self):
+        spaces = self._daemon.context.store.parts.catalog.spaces.values()
+        return sum(entry.holds for space in spaces for entry in space.entries.values())
 
     async def close(self):
         for client in self._clients:
@@ -70,6 +76,32 @@ class Contract(TransportContract):
             assert await client.put(namespace, blocks) == bytes([NOT_DURABLE] * 4)
         assert await client.read(namespace, hashes_of(blocks)) == [b.data for b in blocks]
         assert await client.put(namespace, blocks) == bytes([HIT] * 4)
+
+    async def test_a_client_that_leaves_while_its_durable_put_waits_leaves_nothing_held(
+        self, deep_transport, monkeypatch
+    ):
+        waits, go_on, store = asyncio.Event(), asyncio.Event(), deep_transport.lower_tier.store
+
+        async def slow(tenant, stores):
+            waits.set()
+            await go_on.wait()
+            return await store(tenant, stores)
+
+        monkeypatch.setattr(deep_transport.lower_tier, "store", slow)
+        client = await deep_transport.connect()
+        namespace = await open_namespace(client, pb.DURABILITY_NVME)
+        putting = asyncio.create_task(client.put(namespace, chain("left behind", 4)))
+        await asyncio.wait_for(waits.wait(), 20)
+        putting.cancel()
+        ending = asyncio.create_task(client.end())
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.wait([putting, ending])
+        await ending
+        await eventually(lambda: not deep_transport.holds)
+        another = await deep_transport.connect()
+        found = await lookup(another, [await open_namespace(another)], chain("left behind", 4))
+        assert found.ready_blocks, "what was copied is kept"
 
 
 class TestStoreWithoutTransport(Contract):
