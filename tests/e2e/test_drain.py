@@ -1,4 +1,4 @@
-"""`kvstorectl drain` on a real daemon, and the daemon as the first process of a container."""
+"""`kvstorectl drain` and `put --durable` on a real daemon, and the daemon as the first process of a container."""
 
 import json
 import os
@@ -49,6 +49,19 @@ def test_after_a_drain_nothing_is_lost_with_the_daemons_memory(tmp_path):
             copy = np.zeros_like(data)
             assert client.get_into(client.namespace(SPEC), hashes, copy, wait_s=10.0) == 200
             assert (copy == data).all()
+
+
+def test_a_file_put_with_durable_is_there_after_a_kill(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(b"durable" * 1000)
+    with DaemonProcess(SETTINGS, nvme=True, parent_directory=tmp_path) as daemon:
+        code, said = kvstorectl(daemon, "put", str(source), "-f", "model=m", "--durable")
+        assert (code, said["stored"], said["durable"]) == (0, True, True)
+        daemon.kill()
+        daemon.start()
+        code, _ = kvstorectl(daemon, "get", said["key"], str(target), "-f", "model=m")
+        assert code == 0
+    assert target.read_bytes() == source.read_bytes()
 
 
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="needs to make a PID namespace")
