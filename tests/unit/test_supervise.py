@@ -132,6 +132,21 @@ def test_thousands_of_descriptors_come_back(supervise):
     assert second.do("all(read(f's{n}') == f'bytes {n}' for n in range(2000))")
 
 
+def test_each_comes_back_under_its_own_name_whatever_was_dropped_between(supervise):
+    supervised = supervise()
+    life = supervised.life()
+    for generation in range(3):
+        assert life.do(
+            f"all(keep(f's{{n}}', f'bytes {{n}}') for n in range({20 * generation}, {20 * generation + 40}))"
+        )
+        assert life.do(f"[manager.keeper.drop(f's{{n}}') for n in range({20 * generation}, {20 * generation + 20})]")
+        assert life.do("keep('s999', 'bytes 999')")  # drops go ahead of it
+        life.kill()
+        life = supervised.life()
+        assert len(life.inherited) == 20 + 1
+        assert life.do("all(read(name) == f'bytes {name[1:]}' for name in inherited)")
+
+
 def test_nothing_else_is_inherited(supervise):
     supervised = supervise()
     supervised.life().say("end(1)")
