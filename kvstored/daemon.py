@@ -73,7 +73,7 @@ class Daemon:
         self._endpoint: metrics_server.MetricsServer | None = None
         self._mover_task: asyncio.Task[None] | None = None
         self.context = self._wire()
-        self._warm = WarmRestart(self.context.store.parts)
+        self._warm = WarmRestart(self.context.store)
         self._sessions = SessionServer(self.context, config.server.session_socket, config.server.socket_mode_bits)
         self.context.store.tell_retired = self._sessions.retired
         self._grpc = GrpcServer(self.context)
@@ -228,6 +228,7 @@ class Daemon:
         if flush:
             await self._drain(end_s)
         await self._grpc.close(0.0 if self._hurry.is_set() else GRACE_S)
+        self._warm.freeze()
         self._sessions.close()
         await self._warm.stop()
         if parts.below is not None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from kvstored.lease_notes import LeaseNotes
 from kvstored.leases import Group, Lease
 from kvstored.parts import Parts
 
@@ -20,8 +21,9 @@ BLOCKS_PER_TURN: Final = 512  # given back in one go, or as many as the last lea
 class LeaseEnds:
     """Leases that are no longer in their group, until their blocks are given back: first come, first ended."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, notes: LeaseNotes) -> None:
         self._parts = parts
+        self._notes = notes
         self._waiting: deque[tuple[Group, Lease]] = deque()
         self._next_turn: asyncio.Handle | None = None
 
@@ -38,6 +40,8 @@ class LeaseEnds:
         while self._waiting and left > 0:
             group, lease = self._waiting.popleft()
             group.ending_leases -= 1
+            if lease.place:
+                self._notes.ended([lease])
             self._parts.catalog.unlease(lease.entries)
             self._parts.room.unhold(lease.entries, used=True)
             left -= len(lease.entries)

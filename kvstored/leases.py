@@ -8,7 +8,7 @@ it ends with the group's last member at the latest. The store does the consequen
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -19,6 +19,7 @@ from kvstored.tiers.session_page import SessionPage
 from kvstored.tiers.staging import Staging
 
 ID_BYTES: Final = 16
+BOOT_SHIFT: Final = 40  # so many bits number the leases of one boot
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -42,6 +43,7 @@ class Lease(msgspec.Struct, eq=False):
     slots: list[int]  # theirs; they do not move while held
     runs: list[tuple[int, int]]  # first slot and number of those that lie side by side
     size_bytes: int
+    place: int = 0  # in the lease ledger; 0: it is not noted there
 
 
 class Reservation(msgspec.Struct, eq=False):
@@ -71,6 +73,7 @@ class Group:
     def __init__(self, tenant: str, group_id: bytes) -> None:
         self.tenant = tenant
         self.group_id = group_id
+        self.key = group_id or secrets.token_bytes(ID_BYTES)  # in the lease ledger
         self.members: set[Session] = set()
         self.leases: dict[int, Lease] = {}
         self.leased_bytes = 0
@@ -93,6 +96,7 @@ class Session:
         self.prefetches: set[int] = set()
         self.staging: Staging | None = None
         self.page: SessionPage | None = None
+        self.place = 0  # in the lease ledger; 0: what it leases is not noted there
         self.reserved_bytes = 0
         self.exposed: set[int] = set()  # segments whose descriptor it has
         self.silent = False  # was asked to let go of one and did not answer in time
@@ -151,9 +155,16 @@ class Sessions:
         self._by_id: dict[bytes, Session] = {}
         self._groups: dict[bytes, Group] = {}
         self._next_id = 0
+        # Set by the store: whether a group of this tenant and id is there from before a restart.
+        self.known_before: Callable[[str, bytes], bool] = lambda tenant, group_id: False
+
+    def begin_ids(self, boot: int) -> None:
+        """Number from above what was given out in earlier boots on the same memory."""
+        assert not self._next_id, "before the first"
+        self._next_id = boot << BOOT_SHIFT
 
     def new_id(self) -> int:
-        """A number for a lease, reservation or prefetch; unique in this boot."""
+        """A number for a lease, reservation or prefetch; unique in this boot, and on this memory."""
         self._next_id += 1
         return self._next_id
 
@@ -176,6 +187,8 @@ class Sessions:
         if create:
             raise InvalidArgument("create_group and join_group exclude each other")
         found = self._groups.get(join)
+        if found is None and self.known_before(tenant, join):
+            found = self._groups[join] = Group(tenant, join)
         if found is None or found.tenant != tenant:  # one answer for both: it must not tell which
             raise NotFound("no such group: its first session makes it with create_group and hands out the id")
         return found

@@ -12,6 +12,7 @@ from kvstored_proto import frames
 from kvstored.catalog import DEAD, READY, Entry, Space, ready_length
 from kvstored.endings import LeaseEnds
 from kvstored.jobs import Found, Job
+from kvstored.lease_notes import LeaseNotes
 from kvstored.leases import Lease, Session
 from kvstored.outcomes import HIT, MISS, PENDING, THROTTLED
 from kvstored.parts import Below, Parts
@@ -54,7 +55,8 @@ class Reads:
         self._limits = parts.limits
         self._counters = parts.counters
         self._revival = parts.revival
-        self.ends = LeaseEnds(parts)
+        self.notes = LeaseNotes(parts.dram)
+        self.ends = LeaseEnds(parts, self.notes)
         # Set by the store: ends leases whose release a session has posted, some at a time; whether none is left.
         self.take_posted: Callable[[Session], bool] = lambda session: True
 
@@ -267,10 +269,14 @@ class Reads:
             slots = [entry.slot for entry in held]
             runs_of_slots = [(slots[first], end - first) for first, end in frames.slot_runs(slots)]
             lease = Lease(self._parts.sessions.new_id(), space, held, slots, runs_of_slots, size_bytes)
-            self._catalog.lease(space, held)
-            group.leases[lease.lease_id] = lease
-            group.leased_bytes += size_bytes
             leases.append(lease)
+        if session.place and not self.notes.leased(session, leases):
+            self._counters["throttled_gets"] += 1
+            return Held(0, THROTTLED, [])
+        for lease in leases:
+            self._catalog.lease(lease.space, lease.entries)
+            group.leases[lease.lease_id] = lease
+            group.leased_bytes += lease.size_bytes
         return Held(length, ended, leases)
 
     def _fitting(self, tenant: str, spaces: Sequence[Space], runs: Sequence[Sequence[Entry]], length: int) -> int:

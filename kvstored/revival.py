@@ -59,6 +59,7 @@ class Revival:
         self._cold_first: deque[Entry] = deque()
         self._urgent: deque[Entry] = deque()
         self._waiting: set[int] = set()  # slots that are not taken up yet
+        self._hurried: set[int] = set()  # those that stand in `_urgent`, once each
         self.left_blocks = 0
 
     @property
@@ -107,8 +108,10 @@ class Revival:
 
     def hurry(self, entries: Iterable[Entry]) -> None:
         """Somebody wants these, given in chain order: they are verified next."""
-        if self.left_blocks:
-            self._urgent.extend(entry for entry in entries if entry.state == REVIVING)
+        for entry in entries if self.left_blocks else ():
+            if entry.slot in self._waiting and entry.slot not in self._hurried:
+                self._hurried.add(entry.slot)
+                self._urgent.append(entry)
 
     async def run(self) -> None:
         """Verify until nothing is left."""
@@ -129,6 +132,7 @@ class Revival:
             entry = queue.popleft()
             if entry.slot in self._waiting:  # what was asked for stands in both queues
                 self._waiting.discard(entry.slot)
+                self._hurried.discard(entry.slot)
                 batch.append(entry)
                 size += entry.size_bytes
         return batch if queue is self._cold_first else batch[::-1]

@@ -21,6 +21,7 @@ from kvstored.keys import NAMESPACE_BYTES_MAX, Namespace
 from kvstored.leases import Caller, Lease, Session
 from kvstored.parts import Parts
 from kvstored.prefetches import Prefetches
+from kvstored.quarantine import Quarantine
 from kvstored.reads import Reads
 from kvstored.releases import PostedReleases
 from kvstored.tiers.staging import Staging
@@ -40,6 +41,8 @@ class Store:
         self.writes = Writes(parts)
         self.commits = Commits(parts, self.writes)
         self.releases = PostedReleases(parts, self.reads)
+        self.quarantine = Quarantine(parts, self.reads.notes, self.reads.ends)
+        parts.sessions.known_before = self.quarantine.knows_group
         self.drains = Drains(parts, self.writes, self.releases, self.held)
         # Set by the transport: tells a session to let go of segments; False where it cannot be told.
         self.tell_retired: Callable[[Session, Sequence[int]], bool] = lambda session, ids: False
@@ -60,6 +63,7 @@ class Store:
         """A session and its staging ring, as big as wished and allowed; 0 bytes where there is no room for one."""
         now = self.parts.clock.monotonic()
         session = self.parts.sessions.open(caller, now, create_group=create_group, join_group=join_group)
+        self.reads.notes.opened(session)
         if page:
             self.releases.open_page(session)
         wanted = min(staging_bytes, self.parts.limits.staging_bytes_per_session)
@@ -87,6 +91,7 @@ class Store:
         self.writes.end_session(session)
         self.prefetches.end_session(session)
         self.reads.ends.add(session.group, leases)
+        self.reads.notes.closed(session)
         if session.staging is not None:
             session.staging.close()
         self.releases.close_page(session)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from kvstored.logs import get_logger
-from kvstored.parts import Parts
 from kvstored.recency import Recency
+from kvstored.store import Store
 
 log = get_logger("restart")
 
@@ -14,8 +14,9 @@ log = get_logger("restart")
 class WarmRestart:
     """The background work that it takes: blocks are verified, and their order is noted for the next time."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, store: Store) -> None:
+        parts = self._parts = store.parts
+        self._store = store
         self._recency = Recency(parts.catalog, parts.dram)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -23,15 +24,19 @@ class WarmRestart:
         """Blocks that an earlier process left in DRAM are there from now on; they are verified while serving."""
         parts = self._parts
         await parts.revival.enter()
+        self._store.quarantine.enter()
+        parts.sessions.begin_ids(parts.dram.boot)
         for note in parts.dram.adoption.notes:
             log.warning("memory of an earlier process", what=note)
         if parts.dram.boot > 1:
             dropped = dict(parts.dram.adoption.dropped)
-            log.info("memory taken over", blocks=parts.revival.left_blocks, dropped=dropped)
+            leases = self._store.quarantine.leases
+            log.info("memory taken over", blocks=parts.revival.left_blocks, leases=leases, dropped=dropped)
 
     def start(self) -> None:
         """Begin the background work; the tiers are open."""
-        self._tasks += [asyncio.create_task(self._revive()), asyncio.create_task(self._recency.run())]
+        work = (self._revive(), self._recency.run(), self._store.quarantine.run())
+        self._tasks += [asyncio.create_task(each) for each in work]
 
     async def _revive(self) -> None:
         blocks, started_s = self._parts.revival.left_blocks, self._parts.clock.monotonic()
@@ -39,6 +44,10 @@ class WarmRestart:
         if blocks:
             corrupt = self._parts.counters["corrupt_blocks"]
             log.info("verified", blocks=blocks, corrupt=corrupt, s=self._parts.clock.monotonic() - started_s)
+
+    def freeze(self) -> None:
+        """The sessions are about to be closed: what clients read now they go on reading over a restart."""
+        self._store.reads.notes.freeze()
 
     async def stop(self) -> None:
         """End the background work; no client is left. What is not verified yet will be by the next process."""

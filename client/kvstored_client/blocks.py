@@ -19,6 +19,7 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 from kvstored_client import buffers as memory
 from kvstored_client.connection import Connection
 from kvstored_client.errors import Unavailable
+from kvstored_client.holds import Hold
 from kvstored_client.mapping import Mapping, Segments
 from kvstored_client.results import Outcome, outcome
 from kvstored_client.slots import Slots
@@ -139,10 +140,11 @@ class Blocks:
         self.outcome = ended_by  # what ended the run; HIT: nothing, all are held
         self.shards = shards
         self._count = len(shards[0]) if shards else 0
-        self._connection = connection
+        self._hold: Hold | None = None
         self._release = None
         if connection is not None and shards:
-            self._release = weakref.finalize(self, post_release, connection, [s.lease_id for s in shards])
+            self._hold = Hold(connection, [s.lease_id for s in shards])
+            self._release = weakref.finalize(self, self._hold.release)
             self._release.atexit = False  # the end of the process is the end of the session
 
     def __len__(self) -> int:
@@ -190,7 +192,10 @@ class Blocks:
         return self._only.torch(index, dtype, shape)
 
     def valid(self) -> bool:
-        """Whether the blocks are still held. Ask after reading: a yes says that what was read is right."""
+        """Whether the blocks are still held. Ask after reading: a yes says that what was read is right.
+
+        While the daemon restarts it is no, and yes again when the client is connected and the daemon kept them.
+        """
         return self._release is not None and self._release.alive and self._held()
 
     def copy_into(self, buffers: Any, block_bytes: int = 0) -> int:
@@ -221,20 +226,13 @@ class Blocks:
         Returns the lease ids, one per namespace. The blocks cannot be used here any more.
         """
         lease_ids = [shard.lease_id for shard in self.shards]
-        if self._release is not None:
-            self._release.detach()
+        if self._release is not None and self._release.detach() and self._hold is not None:
+            self._hold.forget()
         self.release()
         return lease_ids
 
     def _held(self) -> bool:
-        return self._connection is not None and self._connection.alive()
-
-
-def post_release(connection: Connection, lease_ids: list[int]) -> None:
-    """End leases. Never waits; harmless on a connection that has ended."""
-    page = connection.page  # not there in a fork, whose connection has an error
-    if page is None or connection.error is not None or not page.post(lease_ids):
-        connection.post(pb.OPERATION_RELEASE, pb.ReleaseRequest(lease_ids=lease_ids))
+        return self._hold is not None and self._hold.connection.alive()
 
 
 def blocks_of(connection: Connection, reply: pb.GetReply, slots: list[Slots]) -> Blocks:

@@ -23,6 +23,7 @@ from kvstored_proto import frames
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored_client.errors import KVStoredClientError, Refused, Unavailable
+from kvstored_client.holds import Hold
 from kvstored_client.mapping import Segments
 from kvstored_client.outbox import Outbox
 from kvstored_client.session_page import SessionPage, open_page
@@ -71,6 +72,7 @@ class Connection:
         self.page: SessionPage | None = None
         self.segments = Segments(self._segment_dropped)
         self.opened = pb.OpenSessionReply()
+        self.holds: dict[int, Hold] = {}
         self.namespaces: dict[tuple[bytes, str], pb.OpenNamespaceReply] = {}
         self.frames_received = 0
         self.late_replies = 0

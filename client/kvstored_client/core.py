@@ -16,6 +16,7 @@ from kvstored_client.breaker import Breaker
 from kvstored_client.connection import Connection
 from kvstored_client.effects import Verb, call
 from kvstored_client.errors import KVStoredClientError, Refused, Unavailable
+from kvstored_client.holds import Left
 from kvstored_client.results import ClientStats
 
 DEFAULT_ADDRESS: Final = "unix:/run/kvstored/session.sock"
@@ -64,6 +65,7 @@ class Core:
         self.group_id = b""
         self.boot_id = 0
         self._tenant = ""
+        self._left: Left | None = None
         self.closed = False
         self._pid = os.getpid()
         self._frames_at_timeout = -1
@@ -137,9 +139,11 @@ class Core:
         self.breaker.failure()
 
     def dropped(self) -> None:
-        """The session is over; what it held is gone."""
-        if self.connection is not None:
-            self.stats.late_replies += self.connection.late_replies
+        """The session is over; what it held is gone, unless a restarted daemon kept it."""
+        connection = self.connection
+        if connection is not None:
+            self.stats.late_replies += connection.late_replies
+            self._left = Left(connection.opened.session_id, connection.opened.boot_id, connection.holds)
             self.connection = None
 
     def connected(self, connection: Connection) -> None:
@@ -150,6 +154,9 @@ class Core:
         if not self.breaker.closed:
             _log.warning("kvstored is available again")
         self.connection = connection
+        if self._left is not None:
+            self._left.resume(connection, connection.opened.resumed_leases)
+            self._left = None
         self.connect_error = None
         self.boot_id = connection.opened.boot_id
         self.group_id = connection.opened.group_id
@@ -201,6 +208,7 @@ class Core:
             staging_bytes=settings.staging_bytes,
             create_group=settings.create_group and not join_group,
             join_group=join_group,
+            resume=self._left.request() if self._left is not None else None,
         )
         limit_s = settings.connect_timeout_s
         opened = yield from call(connection, pb.OPERATION_OPEN_SESSION, request, pb.OpenSessionReply, limit_s)

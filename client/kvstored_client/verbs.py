@@ -16,11 +16,12 @@ from kvstored_proto import frames
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored_client import buffers as memory
-from kvstored_client.blocks import Blocks, blocks_of, copy_plan, map_segments, post_release
+from kvstored_client.blocks import Blocks, blocks_of, copy_plan, map_segments
 from kvstored_client.connection import Connection
 from kvstored_client.core import Core
 from kvstored_client.effects import CONNECT, Verb, Work, call
 from kvstored_client.errors import Refused, Unavailable
+from kvstored_client.holds import post_release
 from kvstored_client.keys import UNSEEDED, Packed
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import LookupResult, Outcome, outcome, outcomes

@@ -12,20 +12,17 @@ from typing import Any, Final, cast
 
 import msgspec
 from google.protobuf.message import Message
-from kvstored_proto import frames, page
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored import keys
 from kvstored.catalog import Space
-from kvstored.errors import FailedPrecondition, InvalidArgument
-from kvstored.leases import Caller, Lease, Session
+from kvstored.errors import InvalidArgument
+from kvstored.leases import Lease, Session
 from kvstored.reads import FoundRun, Held
 from kvstored.rpc import admin, status
 from kvstored.rpc.context import Context
 from kvstored.writes import Reserved
 
-CLIENT_NAME_MAX: Final = 256  # it stands in every status
-FEATURES: Final = ("prefetch", "groups", "durability")
 BLOCKS_MAX: Final = 2 * keys.BLOCKS_PER_CALL_MAX  # over all namespaces: 40 bytes each in a get's reply, one frame
 Reply = Message | Awaitable[Message]
 Handler = Callable[[Context, Session, Any], Reply]
@@ -40,49 +37,6 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 # ---- sessions ----
-
-
-async def open_session(context: Context, caller: Caller, request: pb.OpenSessionRequest) -> tuple[Session, Message]:
-    """Open a session; not in the table, because there is none yet. Raises FailedPrecondition for another protocol."""
-    low, high = max(request.protocol_min, frames.PROTOCOL_MIN), min(request.protocol_max, frames.PROTOCOL_MAX)
-    if low > high:
-        raise FailedPrecondition(
-            f"the client speaks protocol {request.protocol_min} to {request.protocol_max}, this daemon "
-            f"{frames.PROTOCOL_MIN} to {frames.PROTOCOL_MAX}: update the older of the two"
-        )
-    if len(request.client_name) > CLIENT_NAME_MAX:
-        raise InvalidArgument(f"client_name has {len(request.client_name)} characters: {CLIENT_NAME_MAX} are allowed")
-    session = await context.store.open_session(
-        caller,
-        staging_bytes=request.staging_bytes if caller.transport == "session" else 0,
-        create_group=request.create_group,
-        join_group=request.join_group,
-        page=caller.transport == "session" and page.FEATURE in request.features,
-    )
-    limits = context.store.parts.limits
-    return session, pb.OpenSessionReply(
-        boot_id=context.boot_id,
-        protocol=high,
-        features=_features(session, request.features),
-        session_id=session.session_id,
-        tenant=caller.tenant,
-        role=caller.role,
-        group_id=session.group.group_id,
-        staging_bytes=session.staging_bytes,
-        daemon_version=context.version,
-        limits=pb.Limits(
-            max_blocks_per_call=keys.BLOCKS_PER_CALL_MAX,
-            max_block_bytes=keys.BLOCK_BYTES_MAX,
-            max_leases=limits.leases_per_session,
-            max_reservations=limits.reservations_per_session,
-        ),
-        idle_timeout_ms=int(context.config.server.idle_timeout_s * 1000),
-    )
-
-
-def _features(session: Session, asked: Sequence[str]) -> list[str]:
-    granted = FEATURES if session.page is None else (*FEATURES, page.FEATURE)
-    return [name for name in granted if name in asked]
 
 
 def _keep_alive(context: Context, session: Session, request: pb.KeepAliveRequest) -> Reply:

@@ -13,7 +13,7 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 from kvstored.errors import FailedPrecondition, LimitExceeded, Unauthenticated
 from kvstored.leases import Session
 from kvstored.rpc.context import Context
-from kvstored.rpc.operations import open_session
+from kvstored.rpc.opening import open_session
 
 SESSION_METADATA: Final = "kvstored-session-bin"
 EXPIRY_STEP_S: Final = 1.0

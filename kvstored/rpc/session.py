@@ -35,7 +35,8 @@ from kvstored.leases import Caller, Session
 from kvstored.logs import get_logger
 from kvstored.rpc.context import Context
 from kvstored.rpc.errors import describe
-from kvstored.rpc.operations import OPERATIONS, open_session
+from kvstored.rpc.opening import open_session
+from kvstored.rpc.operations import OPERATIONS
 from kvstored.rpc.outbox import Outbox
 
 RECEIVE_BYTES: Final = 256 << 10

@@ -20,7 +20,8 @@ from kvstored.outcomes import RESERVED
 from kvstored.rpc.context import Context
 from kvstored.rpc.errors import describe
 from kvstored.rpc.inline import CHUNK_BYTES_MAX
-from kvstored.rpc.operations import OPERATIONS, number_of, open_session
+from kvstored.rpc.opening import open_session
+from kvstored.rpc.operations import OPERATIONS, number_of
 from kvstored.rpc.remote_sessions import SESSION_METADATA
 from kvstored.testing.contract_client import Block, CallFailed, commit, get, release, reserve, unpack
 from kvstored.testing.daemon_in_loop import token_of

@@ -23,6 +23,7 @@ from kvstored.policy.orders import make_order
 from kvstored.policy.quota import Quota
 from kvstored.policy.watermarks import Watermarks
 from kvstored.promoter import Promoter
+from kvstored.quarantine import UNSEEN_S
 from kvstored.reads import Held
 from kvstored.revival import Revival
 from kvstored.room import Room
@@ -119,6 +120,8 @@ class Node:
     async def __aenter__(self) -> Node:
         await self.parts.dram.open()
         await self.parts.revival.enter()
+        self.store.quarantine.enter()
+        self.parts.sessions.begin_ids(self.parts.dram.boot)
         if self.parts.below is not None:
             self._mover = asyncio.create_task(self.parts.below.mover.run())
         return self
@@ -133,6 +136,8 @@ class Node:
             await self.store.writes.durability.drained()
             await self.parts.below.promoter.drained()
         await self.parts.revival.run()
+        self.clock.now += UNSEEN_S  # the clients of an earlier node, which had no process, had time to come back
+        await self.store.quarantine.look()
         self.audit()
         await self.parts.dram.close()
         self._copiers.shutdown()
@@ -207,6 +212,7 @@ class Node:
         if len(self.parts.sessions):
             return
         assert not any(self.store.held().values()), self.store.held()
+        assert not self.store.quarantine.leases, "held for nobody"
         entries = [entry for space in self.parts.catalog.spaces.values() for entry in space.entries.values()]
         assert not any(entry.holds for entry in entries), "held by nobody"
         assert usage.blocks == len(entries), f"{usage.blocks} slots for {len(entries)} blocks"

@@ -110,7 +110,7 @@ class SimulatedNode:
             revival=revival,
         )
         self.store = Store(self.parts)
-        self._warm = WarmRestart(self.parts)
+        self._warm = WarmRestart(self.store)
         self.mover_task: asyncio.Task[None] | None = None
 
     def _wire_below(self, tier: LowerTier) -> Below:

@@ -8,7 +8,7 @@ counted; it never stops the start.
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -20,10 +20,10 @@ from kvstored.device.keeper import Keeper
 from kvstored.errors import CorruptData, DeviceError
 from kvstored.keys import SLOT_ALIGN_BYTES
 from kvstored.tiers.kept import LEDGER, MEMORY, RECORDS, REGISTRY, Kept, name_of, parse_name
-from kvstored.tiers.lease_ledger import LeaseLedger
+from kvstored.tiers.lease_ledger import LeaseLedger, NotedLease, NotedSession
 from kvstored.tiers.provision import DramConfig
 from kvstored.tiers.registry import Registry
-from kvstored.tiers.segment import Segment
+from kvstored.tiers.segment import INDEX_BITS, INDEX_MASK, Segment
 from kvstored.tiers.slots import Found, SlotRecords
 
 _THREADS_MAX: Final = 4
@@ -37,6 +37,20 @@ class Adoption(msgspec.Struct):
     found: dict[int, list[Found]] = {}  # by segment id: the blocks in it, not verified yet
     dropped: Counter[str] = msgspec.field(default_factory=Counter)  # blocks, by reason
     notes: list[str] = []  # sentences for the log
+    sessions: list[tuple[int, NotedSession]] = []  # that the earlier process had, by their places in the ledger
+    leases: list[NotedLease] = []
+
+    def taken(self) -> dict[int, list[int]]:
+        """The slots in use per segment, ascending: with a block in them, or with somebody who may read them still."""
+        taken = {s.segment_id: [found.slot for found in self.found[s.segment_id]] for s in self.segments}
+        slots = {segment.segment_id: segment.records.slots for segment in self.segments}
+        leased: defaultdict[int, set[int]] = defaultdict(set)
+        for first, count in (run for lease in self.leases for run in lease.runs):
+            index, size = first & INDEX_MASK, slots.get(first >> INDEX_BITS, 0)
+            leased[first >> INDEX_BITS].update(range(min(index, size), min(index + count, size)))
+        for segment_id in leased.keys() & taken.keys():
+            taken[segment_id] = sorted(leased[segment_id].union(taken[segment_id]))
+        return taken
 
     @property
     def size_bytes(self) -> int:
@@ -77,6 +91,8 @@ class Adopter:
         ledger = None
         if registry is not None:
             ledger, _ = self._newest(LEDGER, numbers[LEDGER], LeaseLedger.adopt)
+            if ledger is not None:
+                self._adoption.sessions, self._adoption.leases = ledger.noted()
             self._choose([s for i in registry.segments if (s := self._segment(registry, i))], capacity_bytes)
         for name in self._fds:  # what nobody took
             os.close(self._fds[name])

@@ -125,8 +125,9 @@ class DramTier(SegmentPool):
 
     def _take_over(self) -> Kept:
         kept, self.adoption = Adopter(self._keeper, self._config, self._whose).take_over(self.capacity_bytes)
+        taken = self.adoption.taken()
         for segment in self.adoption.segments:
-            self.adopt(segment, [found.slot for found in self.adoption.found[segment.segment_id]])
+            self.adopt(segment, taken[segment.segment_id])
         self._last_id = kept.last_segment_id
         return kept
 
@@ -183,6 +184,11 @@ class DramTier(SegmentPool):
     def segment_fd(self, segment_id: int) -> int:
         """A read-only descriptor of the segment; it stays the tier's. Raises DeviceError."""
         return self._segments[segment_id].fd()
+
+    def is_taken(self, slot: int) -> bool:
+        """Whether there is such a slot, in use."""
+        segment = self._segments.get(slot >> INDEX_BITS)
+        return segment is not None and segment.is_taken(slot & INDEX_MASK)
 
     def segment_bytes(self, segment_id: int) -> int:
         """Its size."""

@@ -2,13 +2,13 @@
 
 It lies in a memfd of its own, written before the reply that hands out a lease, so that a
 restarted daemon leaves those slots alone until their readers are done. Noting a lease is one
-copy of its packed slots, in a chunk of a size class; ending it is one 8-byte store. Layout, from
+copy of its runs of slots, in a chunk of a size class; ending it is one 8-byte store. Layout, from
 byte 64 on, native byte order:
 
     0    u64  bytes of this chunk, for good (0: no chunk was ever here)
-    8    u64  word: kind << 32 | slots of the lease or bytes of the text (0: void)
+    8    u64  word: kind << 32 | runs of the lease or bytes of the text (0: void)
     16   u64  lease id      24  16s  group key      40  16s  namespace digest      56  8s  zeros
-    64        slots, 8 bytes each (see `Segment`); for a session its msgpack text
+    64        runs, two u64 each: first slot (see `Segment`), how many; for a session its msgpack text
 
 The word is stored last, and becomes 0 before the chunk serves anybody else.
 """
@@ -16,6 +16,8 @@ The word is stored last, and becomes 0 before the chunk serves anybody else.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from itertools import chain
 from typing import Final, NamedTuple, Self
 
 import msgspec
@@ -23,14 +25,16 @@ import msgspec
 from kvstored.device.inherited import InheritedMapping
 from kvstored.device.memory import Mapping
 from kvstored.errors import CorruptData
+from kvstored.tiers.segment import SLOTS_MAX
 
 FORMAT_VERSION: Final = 1
-# Address space, of which only what is used takes memory: some 60,000 leases of 512 blocks.
+# Address space, of which only what is used takes memory: half a million leases of a few runs.
 SIZE_BYTES: Final = 256 << 20
 
 _MAGIC: Final = b"kvlease\0"
 _HEADER: Final = struct.Struct("=8sI52x")
 _CHUNK: Final = struct.Struct("=Q16s16s8x")  # from byte 16 of a chunk on
+_RUN: Final = struct.Struct("=QQ")
 _LEASE: Final = 1
 _SESSION: Final = 2
 _TEXT_AT: Final = 64
@@ -57,7 +61,11 @@ class NotedLease(NamedTuple):
     lease_id: int
     group_key: bytes
     digest: bytes
-    slots: tuple[int, ...]
+    runs: list[tuple[int, int]]  # first slot, how many
+
+    def slots(self) -> list[int]:
+        """All of its slots, in order."""
+        return [slot for first, count in self.runs for slot in range(first, first + count)]
 
 
 class LeaseLedger:
@@ -110,9 +118,10 @@ class LeaseLedger:
 
     # ---- writing ----
 
-    def note_lease(self, lease_id: int, group_key: bytes, digest: bytes, packed_slots: bytes) -> int:
+    def note_lease(self, lease_id: int, group_key: bytes, digest: bytes, runs: Sequence[tuple[int, int]]) -> int:
         """Note a lease before it is handed out; returns its place, 0 where the ledger is full."""
-        return self._note(_LEASE, len(packed_slots) // 8, lease_id, group_key, digest, packed_slots)
+        packed = struct.pack(f"={2 * len(runs)}Q", *chain.from_iterable(runs))
+        return self._note(_LEASE, len(runs), lease_id, group_key, digest, packed)
 
     def note_session(self, session: NotedSession) -> int:
         """Note a session before its first lease; returns its place, 0 where the ledger is full."""
@@ -168,9 +177,12 @@ class LeaseLedger:
     ) -> bool:
         kind, length = word >> 32, word & _LOW_32
         text = self._table[place + _TEXT_AT : place + size]
-        if kind == _LEASE and 8 * length <= len(text):
+        if kind == _LEASE and 16 * length <= len(text):
             lease_id, key, digest = _CHUNK.unpack_from(self._table, place + 16)
-            leases.append(NotedLease(place, lease_id, key, digest, struct.unpack_from(f"<{length}Q", text)))
+            runs = list(_RUN.iter_unpack(text[: 16 * length]))
+            if sum(count for _, count in runs) > SLOTS_MAX:
+                return False
+            leases.append(NotedLease(place, lease_id, key, digest, runs))
             return True
         if kind == _SESSION and length <= len(text):
             try:

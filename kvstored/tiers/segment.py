@@ -147,6 +147,10 @@ class Segment:
         found = self._owners[index]
         return None if found is _VACANT else found
 
+    def is_taken(self, index: int) -> bool:
+        """Whether there is such a slot, in use."""
+        return index < self.slots and self._owners[index] is not _VACANT
+
     def occupants(self) -> list[object]:
         """The owners of all slots that have one."""
         return [owner for owner in self._owners if owner is not _VACANT and owner is not None]

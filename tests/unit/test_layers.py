@@ -35,7 +35,7 @@ LAYERS = {
     "store": [
         *("kvstored.store", "kvstored.reads", "kvstored.writes", "kvstored.parts", "kvstored.outcomes"),
         *("kvstored.commits", "kvstored.prefetches", "kvstored.releases", "kvstored.endings", "kvstored.audit"),
-        *("kvstored.explain", "kvstored.durability", "kvstored.drains"),
+        *("kvstored.explain", "kvstored.lease_notes", "kvstored.quarantine", "kvstored.durability", "kvstored.drains"),
     ],
     "settings": ["kvstored.config", "kvstored.config_schema", "kvstored.config_types", "kvstored.config_report"],
     "reporting": ["kvstored.logs", "kvstored.metrics", "kvstored.metrics_export"],
@@ -63,7 +63,11 @@ MAY_IMPORT = {
     "catalogue": {"policy", "tiers", "tier words", "common"},
     "mover": {"catalogue", "policy", "tiers", "tier words", "memory", "common"},
     # `memory`: copies and hashes between addresses, plain functions that the store runs in threads of its own.
-    "store": {"mover", "catalogue", "policy", "tiers", "tier words", "memory", "common", "proto"},
+    # `processes`: a lease outlives the daemon as long as its reader does.
+    "store": {
+        *("mover", "catalogue", "policy", "tiers", "tier words", "memory", "common", "proto"),
+        "kvstored.device.processes",
+    },
     "settings": {"common", "reporting"},
     "reporting": {"settings", "tier words", "common", "proto"},
     "rpc": {"store", "catalogue", "tier words", "settings", "reporting", "common", "proto"},

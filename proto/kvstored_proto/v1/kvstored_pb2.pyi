@@ -100,7 +100,7 @@ class Error(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("protocol_min", "protocol_max", "features", "client_name", "client_version", "token", "staging_bytes", "create_group", "join_group")
+    __slots__ = ("protocol_min", "protocol_max", "features", "client_name", "client_version", "token", "staging_bytes", "create_group", "join_group", "resume")
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class OpenSessionRequest(_message.Message):
     STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
     CREATE_GROUP_FIELD_NUMBER: _ClassVar[int]
     JOIN_GROUP_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     protocol_min: int
     protocol_max: int
     features: _containers.RepeatedScalarFieldContainer[str]
@@ -119,10 +120,21 @@ class OpenSessionRequest(_message.Message):
     staging_bytes: int
     create_group: bool
     join_group: bytes
-    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., client_name: _Optional[str] = ..., client_version: _Optional[str] = ..., token: _Optional[str] = ..., staging_bytes: _Optional[int] = ..., create_group: bool = ..., join_group: _Optional[bytes] = ...) -> None: ...
+    resume: ResumeSession
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., client_name: _Optional[str] = ..., client_version: _Optional[str] = ..., token: _Optional[str] = ..., staging_bytes: _Optional[int] = ..., create_group: bool = ..., join_group: _Optional[bytes] = ..., resume: _Optional[_Union[ResumeSession, _Mapping]] = ...) -> None: ...
+
+class ResumeSession(_message.Message):
+    __slots__ = ("session_id", "boot_id", "lease_ids")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    boot_id: int
+    lease_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[bytes] = ..., boot_id: _Optional[int] = ..., lease_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenSessionReply(_message.Message):
-    __slots__ = ("boot_id", "protocol", "features", "session_id", "tenant", "role", "group_id", "staging_bytes", "daemon_version", "limits", "idle_timeout_ms")
+    __slots__ = ("boot_id", "protocol", "features", "session_id", "tenant", "role", "group_id", "staging_bytes", "daemon_version", "limits", "idle_timeout_ms", "resumed_leases")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +146,7 @@ class OpenSessionReply(_message.Message):
     DAEMON_VERSION_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     IDLE_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_LEASES_FIELD_NUMBER: _ClassVar[int]
     boot_id: int
     protocol: int
     features: _containers.RepeatedScalarFieldContainer[str]
@@ -145,7 +158,8 @@ class OpenSessionReply(_message.Message):
     daemon_version: str
     limits: Limits
     idle_timeout_ms: int
-    def __init__(self, boot_id: _Optional[int] = ..., protocol: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., session_id: _Optional[bytes] = ..., tenant: _Optional[str] = ..., role: _Optional[str] = ..., group_id: _Optional[bytes] = ..., staging_bytes: _Optional[int] = ..., daemon_version: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., idle_timeout_ms: _Optional[int] = ...) -> None: ...
+    resumed_leases: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, boot_id: _Optional[int] = ..., protocol: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., session_id: _Optional[bytes] = ..., tenant: _Optional[str] = ..., role: _Optional[str] = ..., group_id: _Optional[bytes] = ..., staging_bytes: _Optional[int] = ..., daemon_version: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., idle_timeout_ms: _Optional[int] = ..., resumed_leases: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_blocks_per_call", "max_block_bytes", "max_leases", "max_reservations")
