@@ -199,9 +199,9 @@ def _whole(size_bytes: int, unit_bytes: int) -> int:
 def restart(arguments: argparse.Namespace) -> Values:
     """Both daemons, one after the other; returns all figures."""
     directory, load = arguments.directory, ForeignLoad()
-    with DaemonProcess(large_settings(arguments), nvme=True, parent_directory=directory) as daemon:
+    with DaemonProcess(large_settings(arguments), nvme=True, supervised=True, parent_directory=directory) as daemon:
         values = LargeBench(daemon, arguments).run()
-    with DaemonProcess(small_settings(arguments), nvme=True, parent_directory=directory) as daemon:
+    with DaemonProcess(small_settings(arguments), nvme=True, supervised=True, parent_directory=directory) as daemon:
         small = small_bench(daemon, arguments)
     return {
         **values,

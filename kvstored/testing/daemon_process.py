@@ -8,12 +8,14 @@ frames, so that what tests the client does not depend on it.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -25,6 +27,8 @@ from kvstored.testing import process_figures
 
 _POLL_S: Final = 0.02
 _LOG_TAIL_BYTES: Final = 4000
+_DAEMON: Final = ("kvstored", "serve")
+_SUPERVISOR: Final = ("kvstored.testing.patient_supervisor",)
 
 
 class DaemonFailed(RuntimeError):
@@ -35,7 +39,9 @@ class DaemonProcess:
     """One daemon: start, stop, kill, restart on the same files, and what it costs.
 
     `settings` are `section.key` -> value as the command line takes them. `nvme` gives it one
-    path of its own. As a context manager it is started and, at the end, stopped and wiped.
+    path of its own. `supervised`: under a supervisor, as `kvstored --supervise` starts it, which
+    keeps the DRAM tier's memory over a crash and restarts it however often it dies. As a context
+    manager it is started and, at the end, stopped and wiped.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class DaemonProcess:
         settings: Mapping[str, str] | None = None,
         *,
         nvme: bool = False,
+        supervised: bool = False,
         parent_directory: Path | None = None,
         ready_timeout_s: float = 60.0,
         stop_timeout_s: float = 60.0,
@@ -56,7 +63,9 @@ class DaemonProcess:
         self._ready_timeout_s = ready_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._settings = {**self._own_settings(nvme), **(settings or {})}
+        self._supervised = supervised
         self._process: subprocess.Popen[bytes] | None = None
+        self._crashed_pid = 0
 
     # --- addresses -------------------------------------------------------------
 
@@ -73,9 +82,10 @@ class DaemonProcess:
     @property
     def pid(self) -> int:
         """Process id of the running daemon; raises DaemonFailed where there is none."""
-        if self._process is None:
+        pid = self._daemon_pid()
+        if not pid:
             raise DaemonFailed("the daemon is not running")
-        return self._process.pid
+        return pid
 
     # --- life ------------------------------------------------------------------
 
@@ -109,15 +119,25 @@ class DaemonProcess:
 
     def kill(self) -> None:
         """End it at once (SIGKILL)."""
+        pid = self._daemon_pid()
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
+            self._await(lambda: not pid or process_figures.ended(pid), "the daemon does not end with its supervisor")
 
     def crash(self) -> None:
-        """End it at once (SIGKILL), whatever it is doing; it starts again by itself (`wait_serving`)."""
-        self.kill()
-        self._spawn()
+        """End the daemon at once (SIGKILL), whatever it is doing; it starts again by itself (`wait_serving`).
+
+        After another crash it waits for the next daemon, which is killed at whatever point of its start.
+        """
+        if not self._supervised:
+            self.kill()
+            self._spawn()
+            return
+        self._await(lambda: self._daemon_pid() not in (0, self._crashed_pid), "no daemon is started again")
+        self._crashed_pid = self._daemon_pid()
+        os.kill(self._crashed_pid, signal.SIGKILL)
 
     def restart(self) -> None:
         """Stop in order, then start on the same files."""
@@ -181,7 +201,7 @@ class DaemonProcess:
 
     def _spawn(self) -> None:
         assert self._process is None, "already started"
-        command = [sys.executable, "-m", "kvstored", "serve"]
+        command = [sys.executable, "-m", *(_SUPERVISOR if self._supervised else _DAEMON)]
         for key, value in self._settings.items():
             command += ["--set", f"{key}={value}"]
         with self.log_path.open("ab") as log:
@@ -199,12 +219,33 @@ class DaemonProcess:
 
     def _serving(self) -> bool:
         try:
-            return status(self.session_socket).state == "serving"
+            reply = status(self.session_socket)
+            return reply.state == "serving" and reply.pid != self._crashed_pid
         except OSError:
             return False
 
+    def _daemon_pid(self) -> int:
+        """The daemon's process id, or 0 where none runs."""
+        if self._process is None:
+            return 0
+        if not self._supervised:
+            return self._process.pid
+        # Beside it there may be, for a moment, what a daemon that died has left behind.
+        return next(filter(_is_daemon, process_figures.children(self._process.pid)), 0)
+
+    def _await(self, happened: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + self._ready_timeout_s
+        while not happened():
+            if time.monotonic() > deadline:
+                raise self._failed(otherwise)
+            time.sleep(0.001)
+
     def _failed(self, what: str) -> DaemonFailed:
         return DaemonFailed(f"kvstored: {what}; the end of its log:\n{self.log_tail()}")
+
+
+def _is_daemon(pid: int) -> bool:
+    return "serve" in process_figures.arguments(pid) and not process_figures.ended(pid)
 
 
 def status(session_socket: Path, timeout_s: float = 5.0) -> pb.StatusReply:

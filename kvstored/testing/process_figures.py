@@ -13,7 +13,7 @@ def cpu_s(pid: int) -> float:
     """CPU seconds (user and system) used so far by a process and all its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own_and_reaped = sum(map(int, fields[11:15]))
-    return own_and_reaped / _TICKS_PER_S + sum(cpu_s(child) for child in _children(pid))
+    return own_and_reaped / _TICKS_PER_S + sum(cpu_s(child) for child in children(pid))
 
 
 def written_bytes(pid: int) -> int:
@@ -37,7 +37,25 @@ def descriptors(pid: int) -> list[str]:
     return found
 
 
-def _children(pid: int) -> list[int]:
+def arguments(pid: int) -> list[str]:
+    """The command line of a process; empty where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
+def ended(pid: int) -> bool:
+    """Whether no process of this id runs any more (one that nobody has waited for has ended, too)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state in "ZX"
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the direct children of a process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:

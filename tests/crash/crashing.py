@@ -57,6 +57,7 @@ class Crashing:
         end = time.monotonic() + seconds
         try:
             self.await_puts()
+            self.round()
             while time.monotonic() < end:
                 self.round()
             self.verify()
@@ -154,7 +155,7 @@ class Crashing:
 
 def crash_phase(phase, seconds, seed, directory, totals):
     """Run one phase; returns what its writers counted."""
-    with DaemonProcess(phase.settings(), nvme=True, parent_directory=directory) as daemon:
+    with DaemonProcess(phase.settings(), nvme=True, supervised=True, parent_directory=directory) as daemon:
         crashing = Crashing(phase, daemon, seed, totals)
         crashing.run(seconds)
         return {name: crashing.counts.total(name) for name in COUNTS}

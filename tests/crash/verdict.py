@@ -33,6 +33,8 @@ class Checker:
     def check(self, chain):
         """Every block that was ever put. What is not there must not come back: the chain is told."""
         deadline = time.monotonic() + CHAIN_S
+        if self.all_in_dram:
+            self.look_in_dram(chain)
         index = 0
         while index < len(chain):
             if not chain.versions[index]:
@@ -46,7 +48,6 @@ class Checker:
     def deliver(self, chain, start):
         """Get what there is from `start` on, and judge it; returns how many blocks."""
         space, hashes = self.spaces[chain.block_bytes], chain.hashes[start:]
-        below = self.client.lookup(space, hashes).nvme_blocks if self.all_in_dram else 0
         with self.client.get(space, hashes, wait_s=WAIT_S) as blocks:
             wrong = [
                 self.payloads[chain.block_bytes].wrong_bytes(chain.payload(start + i), blocks[i])
@@ -55,15 +56,23 @@ class Checker:
             if not blocks.valid():
                 return 0
         for index in range(start, start + len(wrong)):
-            self.count("resurrected", chain.promises[index] is Promise.GONE)
-            self.count("durable_checked", chain.promises[index] is Promise.NVME)
+            promise = chain.promises[index]
+            self.count("resurrected", promise is Promise.GONE)
+            self.count("durable_checked", promise is Promise.NVME)
+            self.count("dram_checked", promise >= Promise.MEMORY)
             chain.found(index)
-        self.count("dram_checked", len(wrong))
-        self.count("dram_lost", below)
         self.count("checked_blocks", len(wrong))
         self.count("checked_bytes", len(wrong) * chain.block_bytes)
         self.count("wrong_bytes", sum(wrong))
         return len(wrong)
+
+    def look_in_dram(self, chain):
+        """Before anything is brought up: what was promised must be in DRAM, whatever NVMe has of it."""
+        space = self.spaces[chain.block_bytes]
+        for index in range(len(chain)):
+            if chain.promises[index] >= Promise.MEMORY and self.client.lookup(space, [chain.hashes[index]]).nvme_blocks:
+                progress(f"lost: block {index} of chain {chain.number}, {chain.promises[index].name}, is on NVMe only")
+                self.count("dram_lost")
 
     def there(self, chain, index, deadline):
         """Whether a block that was not delivered may yet be; if not, it is judged."""

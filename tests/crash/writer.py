@@ -121,9 +121,10 @@ class Writer:
 
     def step(self):
         """One verb, chosen at random."""
-        if not self.client.connected:
-            time.sleep(0.01)  # it is down: no use in asking thousands of times
         verb, act = self.rng.choices(self.verbs, self.weights)[0]
+        if not self.client.connected:  # puts and deletes would only make it unsure what is there
+            time.sleep(0.01)
+            verb, act = Verb.GET, self.get
         self.counts.set(self.task.index, "doing", verb)
         act()
         self.counts.set(self.task.index, "doing", Verb.NOTHING)
@@ -134,7 +135,9 @@ class Writer:
         """Look for every block of every chain, then let go of what was held through the crash."""
         self.checker.connect()
         while self.held:
-            self.let_go(*self.held.pop())
+            chain, versions, blocks = self.held.pop()
+            self.count("held_through", len(blocks) * blocks.valid())
+            self.let_go(chain, versions, blocks)
         for chain in self.chains:
             self.checker.check(chain)
         self.count("checks")
