@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -20,10 +21,36 @@ class Search(msgspec.Struct, eq=False):
     hashes: list[bytes]
     found: Found
 
+    deleted: set[bytes] = msgspec.field(default_factory=set)  # since it began: what the index says of them may be old
+
     def missing(self) -> list[bytes]:
         """Those that were seen nowhere yet."""
         entries, found = self.space.entries, self.found
         return [hash_ for hash_ in self.hashes if hash_ not in entries and hash_ not in found]
+
+    def answered(self, asked: Sequence[bytes], records: Sequence[Record | None]) -> list[Record]:
+        """Take an answer of the index, which ends before the first that is nowhere; returns what is void of it."""
+        void: list[Record] = []
+        for hash_, record in zip(asked, records, strict=False):
+            if record is not None and hash_ in self.deleted:
+                void.append(record)
+            elif record is not None:
+                self.found[hash_] = record
+        nowhere = self.deleted.intersection(asked).union(asked[len(records) : len(records) + 1])
+        if nowhere:
+            self._end_before(nowhere)
+        return void
+
+    def forget(self, hashes: Collection[bytes]) -> list[Record]:
+        """These were deleted; returns what was found of them."""
+        self.deleted.update(hashes)
+        void = [self.found.pop(hash_) for hash_ in hashes if hash_ in self.found]
+        self._end_before(hashes)
+        return void
+
+    def _end_before(self, nowhere: Collection[bytes]) -> None:
+        first = next((index for index, hash_ in enumerate(self.hashes) if hash_ in nowhere), len(self.hashes))
+        del self.hashes[first:]
 
 
 class Batch(msgspec.Struct, eq=False):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, islice
 from typing import Final, cast
 
-from kvstored.catalog import DEAD, READY, Catalog, Entry
+from kvstored.catalog import DEAD, READY, Catalog, Entry, Space
 from kvstored.clock import Clock
 from kvstored.flush_order import STEP_BLOCKS_MAX, STEP_BYTES_MAX, hottest_first, needs_writing
 from kvstored.policy.admission import Admission
@@ -60,6 +60,8 @@ class Mover:
         self.moving_blocks = 0
         self._moving: Counter[int] = Counter()  # how often each entry, by identity: a flush may meet a demotion
         self._moved = asyncio.Event()
+        # Set by the store: told what was deleted below.
+        self.on_deleted: Callable[[Space, Sequence[bytes]], None] = lambda space, hashes: None
         self._deadline_s = deadline_s or None  # for one step
         self._late: set[asyncio.Future[set[int]]] = set()  # steps that go on beyond it
         room.must_demote = self.takes_blocks
@@ -260,6 +262,7 @@ class Mover:
         for entry in entries:
             space = entry.pool.space
             await self._below.delete(space.tenant, space.digest, [entry.hash])
+            self.on_deleted(space, [entry.hash])
             # Put anew meanwhile it stays, unless it came from the copy that is gone now.
             current = space.entries.get(entry.hash)
             if current is not None and current.below:

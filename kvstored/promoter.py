@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from kvstored.catalog import PROMOTING, READY, Catalog, Entry, Space
@@ -55,6 +55,7 @@ class Promoter:
         self._heap: list[tuple[int, int, Job, Batch]] = []
         self._order = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._searches: dict[Search, None] = {}  # under way
         self.on_settled: Callable[[], None] = lambda: None  # set by the store: blocks came to rest and may go again
         self.queued_blocks = 0
         self.inflight_bytes = 0
@@ -68,6 +69,7 @@ class Promoter:
         """
         # Each once, however often it was asked for: what is pinned twice would have to be let go twice.
         searches = [Search(space, list(dict.fromkeys(hashes)), {}) for space in spaces]
+        self._searches.update(dict.fromkeys(searches))
         try:
             # Again, because a block that was in DRAM may have moved down while the index was asked. The last
             # look is here and not in a task: nothing moves between it and the caller.
@@ -78,15 +80,22 @@ class Promoter:
         except BaseException:
             self.unpin([search.found for search in searches])
             raise
+        finally:
+            for search in searches:
+                del self._searches[search]
         return [search.found for search in searches]
 
     async def _ask(self, search: Search) -> None:
         """Ask the index once for what is missing; the first that is nowhere ends the search there."""
         missing = search.missing()
         records = await self._below.find(search.space.tenant, search.space.digest, missing, prefix=True)
-        search.found.update((hash_, record) for hash_, record in zip(missing, records, strict=False) if record)
-        if len(records) < len(missing):
-            del search.hashes[search.hashes.index(missing[len(records)]) :]
+        self._below.unpin(search.answered(missing, records))
+
+    def deleted(self, space: Space, hashes: Collection[bytes]) -> None:
+        """Blocks were deleted below: what the index said of them before must not bring them up again."""
+        for search in self._searches:
+            if search.space is space:
+                self._below.unpin(search.forget(hashes))
 
     def unpin(self, found: Sequence[Found]) -> None:
         """Let go of records that nobody will read."""

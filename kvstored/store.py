@@ -51,6 +51,7 @@ class Store:
         self.reads.take_posted = self.releases.take
         if parts.below is not None:
             parts.below.promoter.on_settled = parts.below.mover.kick
+            parts.below.mover.on_deleted = parts.below.promoter.deleted
         self.return_wait_s = RETURN_WAIT_S
         self._holders: dict[int, set[Session]] = {}
         self._tasks: set[asyncio.Future[None]] = set()

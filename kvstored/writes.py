@@ -152,11 +152,14 @@ class Writes:
         if self._below is None:
             return set()
         unknown = [hash_ for hash_ in hashes if hash_ not in space.entries]
-        if not unknown:
+        return await self._on_nvme(space, unknown) if unknown else set()
+
+    async def _on_nvme(self, space: Space, hashes: Sequence[bytes]) -> set[bytes]:
+        if self._below is None:
             return set()
-        records = await self._below.tier.find(space.tenant, space.digest, unknown, prefix=False)
+        records = await self._below.tier.find(space.tenant, space.digest, hashes, prefix=False)
         self._below.tier.unpin([record for record in records if record is not None])
-        return {hash_ for hash_, record in zip(unknown, records, strict=True) if record is not None}
+        return {hash_ for hash_, record in zip(hashes, records, strict=True) if record is not None}
 
     def _plan(self, chain: Chain, reserved: Reserved, stored: set[bytes]) -> None:
         """Decide on the next piece of a chain; where room ends, on all that follows too."""
@@ -281,11 +284,12 @@ class Writes:
         below: set[bytes] = set()
         if self._below is not None:
             await self._below.mover.past(entries)
-            below = await self._stored_below(space, hashes)
-            if below:
-                await self._below.tier.delete(space.tenant, space.digest, list(below))
+            below = await self._on_nvme(space, hashes)
+            # Those that were not found too: a path that is off has to hear of them.
+            await self._below.tier.delete(space.tenant, space.digest, list(dict.fromkeys(hashes)))
+            self._below.promoter.deleted(space, hashes)
             # Brought up again by somebody between the two steps.
-            for hash_ in below:
+            for hash_ in hashes:
                 back = space.entries.get(hash_)
                 if back is not None and back.below:
                     self._room.forget(back)

@@ -5,7 +5,7 @@ Which fault happens is drawn from the seed, call by call. What must be survived,
     read_error       EIO: the block is a miss, its record may be dropped
     write_error      EIO: the blocks are not stored; nothing that was durable suffers
     sync_error       EIO: the same, and what was not synced may never be, however often one tries
-    open_error       EROFS: the same for whatever needed the file
+    open_error       EROFS: as if every read and write failed that the file was needed for
     no_space         ENOSPC: not stored; what is there stays usable
     short            a call moves less than asked for: never seen above
     read_flip        a bit is wrong in what was read: a miss
@@ -104,8 +104,11 @@ class SimulatedDevice(FileDevice):
 
     def _open(self, path: Path, flags: int) -> int:
         self.called()
-        self._fail("open_error", errno.EROFS)
         found = self.disk.find(path)
+        if self.happens("open_error"):
+            if isinstance(found, Content):
+                found.spoil(0, len(found.now))  # as where its reads fail
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         if found is None:
             if not flags & os.O_CREAT:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))

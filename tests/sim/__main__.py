@@ -30,6 +30,7 @@ FIGURES = (
     Figure("hits", "blocks delivered and checked byte by byte"),
     Figure("hit_bytes", "their bytes"),
     Figure("durable_checked", "durable blocks looked for after a restart"),
+    Figure("adopted", "blocks taken over from kept memory after a kill"),
     Figure("seeds_per_s", "worlds per second, all CPUs together"),
     Figure("seconds", "how long it ran"),
 )
@@ -72,7 +73,7 @@ def figures(found):
         "restarted_seeds_share": counts["restarted_seeds"] / max(1, found.seeds),
         **{f"restarts_{kind}": counts[f"restart.{kind}"] for kind in RESTARTS},
         **{f"fault_{kind}": counts[f"fault.{kind}"] for kind in FAULTS},
-        **{name: counts[name] for name in ("hits", "hit_bytes", "durable_checked")},
+        **{name: counts[name] for name in ("hits", "hit_bytes", "durable_checked", "adopted")},
         "seeds_per_s": found.seeds / seconds if seconds else None,
         "seconds": seconds,
     }

@@ -3,6 +3,7 @@
 An action changes state at once and returns a coroutine for the rest, or None.
 """
 
+import asyncio
 import ctypes
 import inspect
 import itertools
@@ -20,6 +21,7 @@ from tests.sim.model import Violation
 
 REGION_BYTES = 32 << 10
 REGIONS = 2
+RECENT_CHAINS = 6
 WAITS_S = (0.0, 0.0, 0.05, 1.0)
 
 
@@ -67,11 +69,17 @@ def guarded(action):
     return call
 
 
-def some_chain(world, client):
+def some_chain(world, client, *, putting=False):
     """A space of the client, consecutive hashes of a chain in it, the parent of the first, and their size."""
     rng, plan = world.rng, world.plan
-    number = rng.randrange(len(client.spaces))
-    chain, start = rng.randrange(plan.chains), 0
+    number, chain, start = rng.randrange(len(client.spaces)), rng.randrange(plan.chains), 0
+    put_before = world.recent.setdefault(client.tenant, [])
+    if putting:
+        put_before.append((number, chain))
+        del put_before[:-RECENT_CHAINS]
+    elif put_before and rng.random() < 0.6:
+        number, chain = rng.choice(put_before)
+        number = min(number, len(client.spaces) - 1)
     if rng.random() < 0.3:
         start = rng.randrange(plan.chain_blocks)
     count = rng.randrange(1, plan.chain_blocks - start + 1)
@@ -145,7 +153,7 @@ async def put(world, client):
 
 async def _put(world, client, region, *, durable):
     rng, store, session = world.rng, world.node.store, client.session
-    space, hashes, parent, size = some_chain(world, client)
+    space, hashes, parent, size = some_chain(world, client, putting=True)
     reserving = store.writes.reserve(
         session, space, hashes, [size] * len(hashes), parent, rng.choice(WAITS_S), durable=durable
     )
@@ -200,7 +208,10 @@ async def get(world, client):
     for lease, of_space in zip(held.leases, spaces, strict=bool(held.leases)):
         _take(world, client, lease, keys_of(of_space, hashes))
     if held.leases:
-        store.expose(session, held.leases)
+        for segment_id, _, _ in store.expose(session, held.leases):
+            owner = world.seen_by.setdefault(segment_id, client.tenant)
+            if owner != client.tenant:
+                raise Violation(f"the memory of segment {segment_id} is mapped by {owner} and by {client.tenant}")
     return held.blocks, held.next
 
 
@@ -235,10 +246,11 @@ async def lookup(world, client):
         return None
     space, hashes, _, _ = some_chain(world, client)
     spaces = list(client.spaces) if world.rng.random() < 0.2 else [space]
+    began = world.model.now()
     run = await settled(world.node.store.reads.lookup(spaces, hashes))
     for of_space in spaces:
         for key in keys_of(of_space, hashes[: run.ready_blocks]):
-            world.model.may_be_there(key)
+            world.model.may_be_there(key, began)
     return run.prefix_blocks, run.ready_blocks
 
 
@@ -247,10 +259,11 @@ async def contains(world, client):
     if not client.spaces:
         return None
     space, hashes, _, _ = some_chain(world, client)
+    began = world.model.now()
     outcomes, _ = await world.node.store.reads.contains(space, hashes)
     for key, outcome in zip(keys_of(space, hashes), outcomes, strict=True):
         if outcome == HIT:
-            world.model.may_be_there(key)
+            world.model.may_be_there(key, began)
     return outcomes
 
 
@@ -275,6 +288,9 @@ async def prefetch(world, client):
     )
     if started.prefetch_id:
         client.prefetches.append(started.prefetch_id)
+        if rng.random() < 0.4:  # at once, while it runs
+            await asyncio.sleep(0.001 * rng.random())
+            return await cancel_prefetch(world, client)
     return started.outcome, started.resident_blocks, started.queued_blocks
 
 
@@ -291,7 +307,7 @@ async def poll(world, client):
 async def cancel_prefetch(world, client):
     if not client.prefetches:
         return None
-    chosen = client.prefetches.pop(world.rng.randrange(len(client.prefetches)))
+    chosen = client.prefetches.pop(-world.rng.randrange(2) % len(client.prefetches))
     job = await world.node.store.prefetches.cancel(client.session, chosen)
     if job.running:
         raise Violation("a cancel was answered while a copy runs")
@@ -308,8 +324,11 @@ async def delete(world, client):
     space, hashes, _, _ = some_chain(world, client)
     hashes = hashes[: world.rng.randrange(1, 4)]
     forbidden = world.model.delete_begins(keys_of(space, hashes))
+    before = world.all_paths_ok()
     count = await world.node.store.writes.delete(client.session, space, hashes)
     world.model.deleted(forbidden)
+    if not (before and world.all_paths_ok()):  # what is off is told when it is back, if the process lives as long
+        world.half_deleted.append(forbidden)
     return count
 
 
@@ -336,7 +355,7 @@ WEIGHTS = (
     (lookup, 4),
     (contains, 3),
     (touch, 1),
-    (prefetch, 6),
+    (prefetch, 8),
     (poll, 3),
     (cancel_prefetch, 2),
     (delete, 4),

@@ -74,7 +74,6 @@ def stale_generation():
         extent.generation -= 1
 
     yield ExtentTable, "recycle", recycle
-    yield runs, "_check", lambda block: runs.Read.OK
 
 
 @canary
@@ -199,17 +198,16 @@ def uncounted_dead_bytes():
 
 @canary
 def slot_lost():
-    """A failed promotion forgets its slot."""
+    """An aborted block's slot does not come back."""
 
-    def drop(self, job, batch):
-        self.queued_blocks -= len(batch.entries)
-        job.failed_blocks += len(batch.entries)
-        self._below.unpin(batch.records)
-        for entry in batch.entries:
-            if entry.state == catalog.PROMOTING:
+    def undo(self, session, reservation, entries):
+        for entry in entries:
+            if entry.state != catalog.DEAD:
                 self._room.forget(entry)
+        session.reserved_bytes -= sum(entry.pool.slot_bytes for entry in entries)
+        self.settle(session, reservation)
 
-    yield promoter.Promoter, "_drop", drop
+    yield writes.Writes, "_undo", undo
 
 
 # ---- nothing is left ----

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 
+from kvstored.catalog import PROMOTING, READY, REVIVING, WRITING
 from kvstored.tiers.base import Load
 from tests.sim.model import Violation
 
@@ -45,15 +46,18 @@ def accounts(world):
         node.nvme.audit()
     except AssertionError as error:
         raise Violation(f"an account is wrong: {error}") from error
-    leased = Counter()
+    leased, unfinished = Counter(), set()
     for space in parts.catalog.spaces.values():
         for entry in space.entries.values():
             if entry.leases:
                 leased[space.tenant] += entry.pool.slot_bytes
+            if entry.state in (WRITING, PROMOTING, REVIVING):
+                unfinished.add(id(entry))
             require(node.dram.owner(entry.slot) is entry, f"the slot of {entry.hash} is somebody else's")
     for tenant, bytes_ in leased.items():
         require(bytes_ <= parts.catalog.leased_bytes[tenant], f"{tenant} leases more than is counted")
         require(bytes_ <= parts.limits.held_bytes, f"{tenant} leases more than it may")
+    require(parts.catalog._waiters.keys() <= unfinished, "somebody waits for a block that will not change any more")
     for session in parts.sessions:
         reserved = sum(
             entry.pool.slot_bytes
@@ -131,3 +135,27 @@ async def _recount(world):
             break
     used = Counter({tenant: bytes_ for tenant, (bytes_, _) in node.nvme.tenant_usage().items()})
     require(+counted == +used, f"the index holds {dict(counted)}, the account says {dict(used)}")
+
+
+def ready_blocks(node):
+    """Keys of what can be read from DRAM."""
+    return {
+        (space.tenant, space.digest, entry.hash)
+        for space in node.parts.catalog.spaces.values()
+        for entry in space.entries.values()
+        if entry.state == READY
+    }
+
+
+def kept(world, before):
+    """What could be read from DRAM when the process died is there again, or will be when it is verified."""
+    there = {
+        (space.tenant, space.digest, entry.hash)
+        for space in world.node.parts.catalog.spaces.values()
+        for entry in space.entries.values()
+    }
+    require(
+        before <= there,
+        f"{len(before - there)} of {len(before)} blocks in kept memory are lost: {list(before - there)[:3]}",
+    )
+    world.counts["adopted"] += len(before)

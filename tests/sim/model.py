@@ -59,6 +59,11 @@ class Model:
             self._possible.get(key, set()).difference_update(versions)
             self._settled.get(key, set()).difference_update(versions)
 
+    def may_come_back(self, forbidden):
+        """Deleted while a path was off, and the process has ended before that came back."""
+        for key, versions in forbidden.items():
+            self._possible.setdefault(key, set()).update(versions)
+
     # ---- gets ----
 
     def check(self, key, data):
@@ -74,9 +79,9 @@ class Model:
         self.hits += 1
         self.hit_bytes += len(data)
 
-    def may_be_there(self, key):
-        """Raises Violation where the key is said to be there and cannot be."""
-        if not self._possible.get(key):
+    def may_be_there(self, key, began):
+        """Raises Violation where the key is said to be there, by a call that began then, and cannot be."""
+        if not self._possible.get(key) and self._gone_at.get(key, 0) < began:
             raise Violation(f"{key} is said to be there: it was never put, or was deleted")
 
     # ---- durability ----

@@ -29,6 +29,7 @@ class Plan:
     node: NodeConfig
     faults: DeviceFaults
     slow_share: float
+    keeps_memory: bool  # over the end of the process
     restarts: dict[int, str]  # by the number of the operation before it
     tenants: tuple[str, ...]
     sizes: dict[str, tuple[int, ...]]  # per tenant: block sizes of its namespaces
@@ -48,24 +49,25 @@ def make_plan(seed, ops):
         node=_node(rng, tenants),
         faults=NO_FAULTS if calm else _faults(rng),
         slow_share=rng.choice((0.0, 0.0, 0.002, 0.02)),
+        keeps_memory=rng.random() < 0.5,
         restarts=_restarts(rng, ops),
         tenants=tenants,
         sizes=sizes,
         chains=rng.choice((2, 4, 6)),
-        chain_blocks=rng.choice((4, 8, 12)),
+        chain_blocks=rng.choice((6, 10, 14)),
         rng=rng,
     )
 
 
 def _node(rng, tenants):
-    segments = rng.choice((3, 4, 6))
+    segments = rng.choice((2, 3, 3, 5))
     held = segments * SEGMENT_BYTES * rng.choice((1, 2)) // 2
     quotas = {tenants[1]: Quota(2 * SEGMENT_BYTES)} if rng.random() < 0.3 else {}
     return NodeConfig(
         dram=DramConfig(segments * SEGMENT_BYTES, SEGMENT_BYTES, "never", "never"),
         nvme=NvmeConfig(
             paths=[ROOT / f"drive{i}" for i in range(rng.choice((1, 1, 2)))],
-            capacity_bytes=rng.choice((3, 4, 6, 8)) * EXTENT_BYTES_MIN,
+            capacity_bytes=rng.choice((3, 6, 12, 16)) * EXTENT_BYTES_MIN,
             extent_bytes=EXTENT_BYTES_MIN,
             io_threads=rng.choice((1, 2, 3)),
             run_bytes=16 << 10,
@@ -79,9 +81,9 @@ def _node(rng, tenants):
         sessions=8,
         eviction=rng.choice(sorted(ORDERS)),
         quotas=quotas,
-        watermarks=rng.choice((Watermarks(), Watermarks(0.6, 0.3, 0.2), Watermarks(1.0, 0.9, 0.1))),
-        queue_blocks=rng.choice((8, 64)),
-        inflight_bytes=rng.choice((16 << 10, 64 << 10)),
+        watermarks=rng.choice((Watermarks(), Watermarks(0.6, 0.3, 0.2), Watermarks(0.5, 0.1, 0.5))),
+        queue_blocks=rng.choice((2, 8, 64)),
+        inflight_bytes=rng.choice((8 << 10, 16 << 10, 64 << 10)),
     )
 
 

@@ -1,6 +1,16 @@
-"""Limits of single steps, made so small that a world of a few dozen blocks meets them."""
+"""Limits of single steps, made so small that a world of a few dozen blocks meets them; and timers made fewer."""
 
 import importlib
+
+
+class _Silence:
+    """A logger that says nothing."""
+
+    def info(self, *_, **__):
+        pass
+
+    warning = error = info
+
 
 SMALL = {
     "kvstored.commits": {"INLINE_COPY_BYTES": 6000, "THREAD_COPY_BYTES": 8192},
@@ -8,16 +18,17 @@ SMALL = {
     "kvstored.endings": {"BLOCKS_PER_TURN": 8},
     "kvstored.flush_order": {"SLICE_BLOCKS": 4, "STEP_BYTES_MAX": 32 << 10, "STEP_BLOCKS_MAX": 6, "SCAN_BLOCKS": 16},
     "kvstored.mover": {"STEP_BYTES_MAX": 32 << 10, "STEP_BLOCKS_MAX": 6},
-    "kvstored.prefetches": {"PIECE_BLOCKS": 5},
-    "kvstored.promoter": {"PIECE_BLOCKS": 5, "BATCH_BYTES": 16 << 10},
-    "kvstored.reads": {"PIECE_BLOCKS": 5},
-    "kvstored.releases": {"BLOCKS_PER_TURN": 8},
+    "kvstored.prefetches": {"PIECE_BLOCKS": 8},
+    "kvstored.promoter": {"PIECE_BLOCKS": 8, "BATCH_BYTES": 8 << 10},
+    "kvstored.reads": {"PIECE_BLOCKS": 8},
+    "kvstored.releases": {"BLOCKS_PER_TURN": 8, "LOOK_EVERY_S": 0.1},
     "kvstored.recency": {"PIECE_BLOCKS": 16},
     "kvstored.revival": {"BATCH_BYTES": 16 << 10, "BATCH_BLOCKS": 4},
     "kvstored.tiers.recycling": {"PAGE_RECORDS": 5},
     "kvstored.tiers.scrub": {"PIECE_BYTES": 16 << 10, "FIRST_PASS_S": 5.0, "PASS_EVERY_S": 30.0, "KEYS_PER_SEARCH": 6},
     "kvstored.tiers.runs": {"RUN_BYTES_MIN": 8 << 10},
-    "kvstored.writes": {"PIECE_BLOCKS": 5},
+    "kvstored.warm_restart": {"log": _Silence()},
+    "kvstored.writes": {"PIECE_BLOCKS": 8},
 }
 
 

@@ -15,6 +15,7 @@ from kvstored.testing.virtual import Crash, Delays, NothingToDo, VirtualLoop, ab
 from kvstored.tiers.base import Health
 from tests.sim import checks
 from tests.sim.actions import ACTIONS
+from tests.sim.keeper import MemoryKeeper
 from tests.sim.model import Model, Violation
 from tests.sim.observed import ObservedIndex, ObservedTier
 from tests.sim.plan import ORDERLY, POWER_CUT, RESTARTS, ROOT, make_plan
@@ -36,6 +37,9 @@ class World:
         self.device = SimulatedDevice(seed, self.plan.faults)
         self.device.disk.make_folder(ROOT)
         self.device.disk.root.sync()
+        self.keeper = MemoryKeeper() if self.plan.keeps_memory else None
+        self._in_dram = set()  # what could be read from kept memory when the process died
+        self.seen_by = {}  # segment -> the tenant whose clients were given it
         self.delays = Delays(seed, slow_share=self.plan.slow_share)
         self.counts = Counter()
         self.tenant_of = {}  # digest -> tenant
@@ -44,6 +48,8 @@ class World:
         self.leases = {}  # group -> lease id -> what its blocks looked like
         self.scratch = AlignedBuffer(64 << 10)
         self.steps = 0
+        self.recent = {}  # tenant -> what was put lately
+        self.half_deleted = []  # while a path was off
         self.calls = {}  # task -> name, begun at, client
         self.node = None
         self.loop = None
@@ -65,6 +71,8 @@ class World:
         self.device.quiet = True
         self.delays.slow_share = 0.0
         self._boot(self._last)
+        if self.keeper is not None:
+            self.keeper.power_cut()
         for name, count in self.device.fired.items():
             self.counts[f"fault.{name}"] += count
         self.counts["fault.slow"] += self.delays.slow_calls
@@ -84,6 +92,7 @@ class World:
             loop,
             self.device,
             self.plan.node,
+            keeper=self.keeper,
             make_index=lambda path, volume, size: ObservedIndex(self, path, volume, size),
             observe=lambda tier: ObservedTier(tier, self.model),
         )
@@ -105,8 +114,13 @@ class World:
         abandon(loop)
         if self._crash_kind == POWER_CUT:
             self.device.power_cut()
+            if self.keeper is not None:
+                self.keeper.power_cut()
+                self.seen_by.clear()
         else:
             self.device.restarted()
+            if self.keeper is not None:
+                self._in_dram = checks.ready_blocks(self.node)
 
     def _dispose(self, loop):
         self.device.dead = True
@@ -115,6 +129,10 @@ class World:
         self.device.dead = False
         for segment in list(self.node.dram._segments.values()):
             segment.close()
+        for name in ("promoted_blocks", "demoted_blocks", "evicted_clean_blocks", "segments_reclaimed"):
+            self.counts[name] += self.node.counters[name]
+        while self.half_deleted:
+            self.model.may_come_back(self.half_deleted.pop())
         self.clients.clear()
         self.leases.clear()
         self.calls.clear()
@@ -142,7 +160,11 @@ class World:
             self._check_step()
 
     async def _start(self):
+        if self.keeper is None:
+            self.seen_by.clear()
         await self.node.start()
+        checks.kept(self, self._in_dram)
+        self._in_dram = set()
         self.node.store.tell_retired = self._tell_retired
         self.note("up")
 
@@ -152,7 +174,7 @@ class World:
         self.device.mend()
         await self._start()
         for number, path in enumerate(self._paths):
-            if not self.device.is_spoilt(path / "FORMAT", 0, 1):
+            if not self._lost_its_format(path):
                 line = self.node.nvme.properties()[f"path.{number}"]
                 checks.require(line.startswith(f"{path}: ok"), f"nothing is wrong any more, but {line}")
         await self._check_durable()
@@ -160,9 +182,7 @@ class World:
 
     async def _check_durable(self):
         """Only where every path is there: what is on another cannot be asked for."""
-        node = self.node
-        healthy = all(volume.health is Health.OK for volume in node.nvme._volumes.values())
-        if not healthy or len(node.nvme._volumes) < len(self._paths):
+        if not self.all_paths_ok():
             return
         self.counts["durable_checked"] += len(self.model.owed)
         before, self.device.quiet = self.device.quiet, True
@@ -291,6 +311,14 @@ class World:
         place = record.location
         path = self._paths[place.volume] / "extents" / f"{place.extent:08d}.ext"
         return self.device.is_spoilt(path, place.offset, record.size_bytes)
+
+    def _lost_its_format(self, path):
+        return all(self.device.is_spoilt(path / name, 0, 1) for name in ("FORMAT", "FORMAT.copy"))
+
+    def all_paths_ok(self):
+        """Whether every path is open and takes writes."""
+        volumes = self.node.nvme._volumes.values()
+        return len(volumes) == len(self._paths) and all(volume.health is Health.OK for volume in volumes)
 
     def table(self, volume):
         """The extents of a volume that is open."""

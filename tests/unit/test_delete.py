@@ -64,6 +64,7 @@ async def test_a_deleted_block_does_not_stay_that_was_brought_up_from_a_copy_jus
         really_delete = node.lower.delete
 
         async def brought_up_before(*key):
+            node.lower.delete = really_delete
             assert (await node.get(session, space, chain("a", 1), wait_s=5)).blocks == 1
             node.store.reads.release(session, list(session.group.leases))
             return await really_delete(*key)
@@ -91,3 +92,51 @@ async def test_a_delete_is_answered_when_nothing_of_the_block_is_on_its_way_down
         outcomes, _ = await node.store.reads.contains(space, chain("a", 2))
         assert list(outcomes) == [MISS, MISS]
         await flushing
+
+
+class SlowToAnswer(MemoryTier):
+    """Its index has been read when the answer is still on its way."""
+
+    def __init__(self):
+        super().__init__()
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.asked = asyncio.Event()
+
+    async def find(self, tenant, digest, hashes, *, prefix):
+        records = await super().find(tenant, digest, hashes, prefix=prefix)
+        if prefix:
+            self.asked.set()
+            await self.answers.wait()
+        return records
+
+
+async def test_what_the_index_said_before_a_delete_brings_nothing_back():
+    async with Node(below=SlowToAnswer()) as node:
+        session = await node.session()
+        space = await node.space(session)
+        await on_nvme_only(node, session, space, chain("a", 4))
+        node.lower.answers.clear()
+        getting = asyncio.create_task(node.get(session, space, chain("a", 4), wait_s=5))
+        await node.lower.asked.wait()
+        assert await node.store.writes.delete(session, space, chain("a", 4)[2:]) == 2
+        node.lower.answers.set()
+        held = await getting
+        assert (held.blocks, held.next) == (2, MISS)
+        assert len(space.entries) == 2
+        node.store.reads.release(session, [held.leases[0].lease_id])
+
+
+async def test_the_lower_tier_hears_of_a_delete_also_of_what_it_does_not_show():
+    async with Node(below=MemoryTier()) as node:
+        session = await node.session()
+        space = await node.space(session)
+        deleted = []
+
+        async def delete(_tenant, _digest, hashes):
+            deleted.extend(hashes)
+            return 0
+
+        node.lower.delete = delete
+        assert await node.store.writes.delete(session, space, chain("a", 2)) == 0
+        assert deleted == chain("a", 2)
