@@ -25,10 +25,10 @@ from kvstored.errors import DeviceError
 from kvstored.tiers.directory import VolumeDirectory
 from kvstored.tiers.index_copy import DATA_FILE
 from kvstored.tiers.sources import Report, Source
+from kvstored.tiers.transaction import LOCK_FILE
 
 CLEAN_FILE: Final = "CLEAN"
 _OPEN: Final = b"open"  # what the mark is while the index may change
-_LOCK_FILE: Final = "lock.mdb"
 _PIECE_BYTES: Final = 4 << 20
 # Ample: a check takes 2 s for a million records (270 MB), a rebuild 1 s an extent of 60,000.
 CHECK_TIMEOUT_S: Final = 20.0
@@ -52,7 +52,7 @@ def prepare(directory: VolumeDirectory) -> Report | None:
     """
     device = directory.device
     was_clean = _take_clean_mark(device, directory.index)
-    device.remove(directory.index / _LOCK_FILE)  # of processes that are gone
+    device.remove(directory.index / LOCK_FILE)  # of processes that are gone
     there = device.exists(directory.index / DATA_FILE)
     if not there and not device.names(directory.extents):
         return None

@@ -167,6 +167,8 @@ class Recycler:
             if extent is not None and extent.idle and extent.state not in (State.FREE, State.RECYCLING):
                 await self._recycle(extent, keys[number])
                 self._table.give_back(extent)
+                # At once: an index made anew from footers must not bring back what was deleted with the rest.
+                await self._calls.call(self._threads.stores, self._erase_footer, number)
 
     async def keys_of(self, number: int) -> list[bytes]:
         """Keys of the records that may lie in an extent; none where it is not known or its footer is damaged."""
@@ -214,7 +216,8 @@ class Recycler:
     def _erase_footer(self, extent: int) -> None:
         """Nothing found in this extent from here on is from before."""
         offset = self._table.extent_bytes - TRAILER_BYTES
-        if self._mover.read_at(extent, offset, TRAILER_BYTES):
+        there = self._directory.device.exists(self._mover.path(extent))
+        if there and self._mover.read_at(extent, offset, TRAILER_BYTES):
             self._mover.write_at(extent, offset, bytes(TRAILER_BYTES))
 
     def _remove_file(self, extent: int) -> None:

@@ -36,7 +36,6 @@ KINDS = {
     "FORMAT": (0, 1),
     "FORMAT.copy": (0, 1),
     "index/CLEAN": (0, 1),
-    "index/lock.mdb": (0, 1),
     "tombstones": (0, 1),
     "namespaces": (0, 1),
     "index/data.mdb": (11, 8),

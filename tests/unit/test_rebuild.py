@@ -207,6 +207,17 @@ async def test_an_index_from_before_a_delete_is_made_anew(tmp_path, blocks, mode
         assert await loaded(harness, blocks, names("a", 5)) == set(names("a", 5)[1:])
 
 
+async def test_what_was_emptied_as_a_whole_does_not_come_back_either(tmp_path, blocks):
+    async with Harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 15))
+        volume = harness.tier._volumes[0]
+        await volume.recycler.empty(volume.table.with_records())
+        assert harness.tier.usage().blocks == 0
+    shutil.rmtree(data_file(tmp_path).parent)
+    async with Harness(tmp_path) as harness:
+        assert await loaded(harness, blocks, names("a", 15)) == set()
+
+
 async def test_an_account_that_is_not_that_of_the_records_is_made_anew(tmp_path, blocks, modes):
     async with Harness(tmp_path) as harness:
         await store(harness, blocks, names("a", 10))
@@ -345,7 +356,7 @@ async def test_without_room_for_a_copy_the_index_is_checked_as_it_is(tmp_path, b
     before = data_file(tmp_path).read_bytes()
     assert check.check(source).records == 10
     assert data_file(tmp_path).read_bytes() == before
-    assert {path.name for path in data_file(tmp_path).parent.iterdir()} == {"CLEAN", "data.mdb", "lock.mdb"}
+    assert {path.name for path in data_file(tmp_path).parent.iterdir()} == {"CLEAN", "data.mdb"}
     at = before.index(block_hash("a3")) + 40
     damage(data_file(tmp_path), at)
     with pytest.raises(CorruptData, match="damaged entry"):
