@@ -171,7 +171,9 @@ def _arguments() -> argparse.Namespace:
     built.add_argument("trace", help="a trace file, or the name of one in $KVSTORED_TRACES")
     built.add_argument("--block-bytes", type=int, default=16384)
     built.add_argument("--dram-blocks", type=int, default=10000, help="capacity of the DRAM tier")
-    built.add_argument("--eviction", choices=sorted(ORDERS), default="lru", help="order of eviction (default: lru)")
+    built.add_argument(
+        "--eviction", choices=sorted(ORDERS), default="shelf_life", help="order of eviction (default: %(default)s)"
+    )
     built.add_argument("--nvme-blocks", type=int, default=0, help="capacity of an NVMe tier; 0 = none")
     built.add_argument("--limit", type=int, help="replay only the first so many requests")
     built.add_argument("--directory", help="where the daemon's files go (default: the system's temporary directory)")

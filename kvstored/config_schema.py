@@ -184,7 +184,7 @@ class Limits(Section):
 class Policy(Section):
     """Which block goes first."""
 
-    eviction: Literal["shelf_life", "lru", "lfu", "heat", "s3fifo"] = "lru"
+    eviction: Literal["shelf_life", "lru", "lfu", "heat", "s3fifo"] = "shelf_life"
     """Order of eviction, leaves before their parents."""
     heat_half_life: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """For `heat`: after so many turnovers of the tier (as many blocks used as it holds) a block's heat is half."""

@@ -157,12 +157,12 @@ class Lru(Rings):
         warmest, added = sentinel.prev, 0
         assert warmest is not None, "the ring is closed"
         for node in nodes:
-            if node is warmest:
-                continue
-            colder, warmer = node.prev, node.next
-            if colder is None or warmer is None:
+            colder = node.prev
+            if colder is None:  # as after every lease
                 added += 1
-            else:
+            elif node is warmest:
+                continue
+            elif (warmer := node.next) is not None:
                 colder.next = warmer
                 warmer.prev = colder
             node.prev = warmest

@@ -33,19 +33,19 @@ class ShelfLife(Rings):
 
     def touch_many(self, nodes: Sequence[Node]) -> None:
         """See `EvictionOrder`."""
-        # As `Lru.touch_many`: one ring, one store more.
+        # As `Lru.touch_many`: one ring, one store more a node.
         self._now = now = self._now + len(nodes)
         sentinel = self._reused
         warmest, added = sentinel.prev, 0
         assert warmest is not None, "the ring is closed"
         for node in nodes:
             node.mark = now
-            if node is warmest:
-                continue
-            colder, warmer = node.prev, node.next
-            if colder is None or warmer is None:
+            colder = node.prev
+            if colder is None:  # as after every lease
                 added += 1
-            else:
+            elif node is warmest:
+                continue
+            elif (warmer := node.next) is not None:
                 colder.next = warmer
                 warmer.prev = colder
             node.prev = warmest
@@ -58,14 +58,30 @@ class ShelfLife(Rings):
     def enter_many(self, nodes: Sequence[Node]) -> None:
         """See `EvictionOrder`."""
         self._now = now = self._now + len(nodes)
-        fresh, reused, append = self._fresh, self._reused, self._append
+        # As above, with two rings: a put spends its time here.
+        unused_now = -now
+        fresh, reused, added = self._fresh.prev, self._reused.prev, 0
+        assert fresh is not None, "the rings are closed"
+        assert reused is not None, "the rings are closed"
         for node in nodes:
-            if node.mark > 0:
-                node.mark = now
-                append(reused, node)
+            colder, used = node.prev, node.mark > 0
+            node.mark = now if used else unused_now
+            if colder is None:
+                added += 1
+            elif node is fresh or node is reused:
+                continue
+            elif (warmer := node.next) is not None:
+                colder.next = warmer
+                warmer.prev = colder
+            if used:
+                node.prev = reused
+                reused.next = reused = node
             else:
-                node.mark = -now
-                append(fresh, node)
+                node.prev = fresh
+                fresh.next = fresh = node
+        fresh.next, self._fresh.prev = self._fresh, fresh
+        reused.next, self._reused.prev = self._reused, reused
+        self._count += added
 
     def evict_many(self, nodes: Iterable[Node]) -> None:
         """See `EvictionOrder`."""
