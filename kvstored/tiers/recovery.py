@@ -59,6 +59,7 @@ class VolumePath:
         self._deletes: dict[bytes, str] = {}  # of blocks, while it is off: key and tenant
         self._clear = False  # too many to keep
         self._stopping = asyncio.Event()
+        self._stepping = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     # --- life ---
@@ -99,13 +100,26 @@ class VolumePath:
         delay_s = self._retry_s
         while not self._stopping.is_set():
             self._retry_at_s = self._clock.monotonic() + delay_s
+            if await self._stopped_within(delay_s):
+                break
             try:
-                await asyncio.wait_for(self._stopping.wait(), delay_s)
-            except TimeoutError:
                 delay_s = await self.step()
+            except Exception:  # it must not be left alone because of one
+                _log.exception("looking after %s", self.path)
+
+    async def _stopped_within(self, delay_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), delay_s)
+        except TimeoutError:
+            return False
+        return True
 
     async def step(self) -> float:
         """Look after the path once; seconds until the next time."""
+        async with self._stepping:
+            return await self._step()
+
+    async def _step(self) -> float:
         volume = self.volume
         if volume is not None and volume.health is Health.OK:
             await volume.check()
@@ -168,7 +182,11 @@ class VolumePath:
     async def _open(self) -> None:
         volume = await self._opener.open(self.number, self.path, self.counts, self._place)
         try:
-            await self._catch_up(volume)
+            self._known.update(volume.namespaces)
+            for namespace in list(self._known.values()):
+                await volume.remember(namespace)
+            while self._clear or self._deletes:  # more may be asked for meanwhile
+                await self._catch_up(volume)
         except DeviceError:
             await volume.close()
             raise
@@ -176,15 +194,17 @@ class VolumePath:
         self.scrubber = self._opener.scrubber(volume)
 
     async def _catch_up(self, volume: Volume) -> None:
-        """What happened while it was off. Raises DeviceError."""
-        if self._clear:
-            await volume.recycler.empty(volume.table.with_records())
-        for tenant in set(self._deletes.values()):
-            await volume.remove(tenant, [key for key, owner in self._deletes.items() if owner == tenant])
+        """Delete what was deleted while it was off. Raises DeviceError: then it is still to be done."""
+        deletes, clear = self._deletes, self._clear
         self._deletes, self._clear = {}, False
-        self._known.update(volume.namespaces)
-        for namespace in list(self._known.values()):
-            await volume.remember(namespace)
+        try:
+            if clear:
+                await volume.recycler.empty(volume.table.with_records())
+            for tenant in set(deletes.values()):
+                await volume.remove(tenant, [key for key, owner in deletes.items() if owner == tenant])
+        except DeviceError:
+            self._deletes, self._clear = {**deletes, **self._deletes}, clear or self._clear
+            raise
 
     # --- asked by the tier ---
 

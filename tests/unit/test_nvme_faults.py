@@ -8,6 +8,7 @@ import pytest
 from kvstored.testing.contract_lower_tier import DIGEST, Blocks, block_hash, content, find, load_all
 from kvstored.testing.faulty import FakeDevice, Faults
 from kvstored.tiers.base import Health
+from kvstored.tiers.volume import Volume
 from tests.unit.test_nvme import EXTENT_BYTES, Harness, names, store
 
 
@@ -122,6 +123,38 @@ async def test_blocks_deleted_while_a_path_was_off_do_not_come_back_with_it(tmp_
         (tmp_path / "away").rename(tmp_path / "drive0")
         assert await back(harness)
         assert set(await load_all(harness, blocks, "t", names("a", 4))) == {"a1", "a2", "a3"}
+
+
+async def test_a_delete_while_the_path_is_being_opened_again_is_not_overlooked(tmp_path, blocks, monkeypatch):
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 2))
+        await harness.tier.remember_namespace("t", DIGEST, b"encoding", {})
+        (tmp_path / "drive0").rename(tmp_path / "away")
+        await harness.tier.look_after()
+        remember = Volume.remember
+
+        async def meanwhile(volume, namespace):
+            await remember(volume, namespace)
+            assert await harness.tier.delete("t", DIGEST, [block_hash("a0")]) == 0
+
+        monkeypatch.setattr(Volume, "remember", meanwhile)
+        (tmp_path / "away").rename(tmp_path / "drive0")
+        assert await back(harness)
+        assert set(await load_all(harness, blocks, "t", names("a", 2))) == {"a1"}
+
+
+async def test_more_deletes_than_are_kept_while_a_path_is_off_empty_it(tmp_path, blocks, monkeypatch):
+    monkeypatch.setattr("kvstored.tiers.recovery.DELETES_MAX", 3)
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 10))
+        (tmp_path / "drive0").rename(tmp_path / "away")
+        await harness.tier.look_after()
+        await harness.tier.delete("t", DIGEST, [block_hash(name) for name in names("a", 4)])
+        (tmp_path / "away").rename(tmp_path / "drive0")
+        assert await back(harness)
+        assert await load_all(harness, blocks, "t", names("a", 10)) == {}
+        harness.audit()
+        assert await store(harness, blocks, names("b", 10)) == [True] * 10
 
 
 async def test_a_directory_that_was_deleted_is_used_again_once_it_is_made(tmp_path, blocks):
