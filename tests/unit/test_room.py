@@ -119,7 +119,7 @@ async def test_an_idle_tenants_blocks_are_demoted_before_the_writers_own():
 
 
 async def test_whoever_waits_for_room_does_not_ask_again_and_again():
-    async with Node(blocks=8, below=MemoryTier()) as node:
+    async with Node(blocks=8, below=MemoryTier(), watermarks=Watermarks(0.9, 0.7, 0.25)) as node:
         session = await node.session()
         space = await node.space(session)
         await node.put(session, space, chain("a", 8))
