@@ -95,8 +95,16 @@ class Condition:
         try:
             await self.calls.ask(self.threads.stores, self.directory.probe)
         except NoSpace:
+            await self.release()
             if self.in_doubt:  # perhaps it was the index that could not grow
                 raise
+
+    async def release(self) -> None:
+        """Let the index have the room that was kept for it."""
+        try:
+            await self.calls.ask(self.threads.stores, self.directory.release)
+        except DeviceError as error:
+            _log.warning("%s: %s", self.directory.path, error)
 
     # --- better ---
 

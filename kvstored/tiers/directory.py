@@ -15,6 +15,8 @@ from kvstored.tiers.formats import FORMAT_VERSION
 from kvstored.tiers.markers import MARKER, VolumeFormat, read_markers, write_markers
 
 PROBE: Final = "PROBE"
+RESERVE: Final = "RESERVE"
+RESERVE_BYTES_MAX: Final = 8 << 20
 Place: TypeAlias = tuple[int, int]
 """File system and inode of a directory."""
 
@@ -99,6 +101,22 @@ class VolumeDirectory:
             self.device.remove(path)
         if found != data:
             raise DeviceError(f"{path}: other bytes came back than were written")
+
+    def reserve(self) -> None:
+        """Keep some room for the index to grow into when the file system is full; none where there is little left."""
+        path, size_bytes = self.path / RESERVE, min(RESERVE_BYTES_MAX, self.extent_bytes // 4)
+        if self.device.exists(path) or self.free_bytes() < 2 * self.extent_bytes:
+            return
+        file = self.device.open(path, direct=self.direct)
+        try:
+            self.device.write_bytes(file, 0, bytes(size_bytes))
+            self.device.sync(file)
+        finally:
+            self.device.close(file)
+
+    def release(self) -> None:
+        """The file system is full: let the index have that room. Raises DeviceError."""
+        self.device.remove(self.path / RESERVE)
 
     def free_bytes(self) -> int:
         """What the file system has left; raises DeviceError."""

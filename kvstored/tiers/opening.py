@@ -60,6 +60,7 @@ class VolumeOpener:
             await call(threads.stores, directory.upgrade)
             rows = await call(threads.index_reader, index.rows)
             found = await call(threads.stores, take_back, directory, rows)
+            await call(threads.stores, directory.reserve)
             namespaces = await call(threads.index_reader, index.namespaces)
         except BaseException:
             index.close()

@@ -205,6 +205,8 @@ class Volume(Condition):
         written: set[int] = set()
         try:
             written = await self._write(placed)
+            if self.no_room:  # before the index has to grow
+                await self.release()
             durable = [placed[i] for i in sorted(written)]
             if durable:
                 insert = self.index.insert

@@ -304,7 +304,7 @@ async def test_a_store_that_fails_everywhere_is_no_hit(tmp_path, blocks):
 
 
 async def test_an_unreadable_block_costs_only_itself(tmp_path, blocks):
-    device = FakeDevice(seed=5)
+    device = FakeDevice(seed=7)
     async with Harness(tmp_path, device) as harness:
         await store(harness, blocks, names("a", 20), size=4096)
         device.faults = Faults(read_error=0.7)

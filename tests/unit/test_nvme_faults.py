@@ -214,7 +214,7 @@ async def test_an_unreadable_record_is_dropped_told_of_and_makes_room_by_recycli
 @pytest.mark.parametrize("fault", ["torn", "misdirected"])
 async def test_writes_that_lie_are_never_served(tmp_path, blocks, fault):
     async with faulty_harness(tmp_path) as harness:
-        harness.device.faults = Faults(**{fault: 0.5})
+        harness.device.faults = Faults(**{fault: 0.9})  # of those that are left at least one
         for i in range(12):
             await store(harness, blocks, names(f"{i}-", 7))
         harness.device.faults = Faults()
