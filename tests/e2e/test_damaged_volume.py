@@ -134,19 +134,19 @@ def flip(volume, rng):
     return f"{path.relative_to(volume)} at {at}"
 
 
-def test_a_byte_flipped_anywhere_while_it_is_down_is_lived_through(daemon):
+@pytest.mark.timeout(300)  # every place is a start of a daemon
+@pytest.mark.parametrize("left_by", ["kill", "stop"])
+def test_a_byte_flipped_anywhere_while_it_is_down_is_lived_through(daemon, left_by):
     chains = filled(daemon)
-    saved, rng = daemon.directory / "saved", random.Random(7)
-    for place in range(PLACES):
-        if place in (0, PLACES // 2):  # what is damaged is first what a kill left, then what a stop did
-            daemon.stop() if place else daemon.kill()
-            shutil.rmtree(saved, ignore_errors=True)
-            shutil.copytree(daemon.nvme_path, saved)
-        else:
-            daemon.kill()
-            restore(saved, daemon.nvme_path)
+    saved, rng = daemon.directory / "saved", random.Random(left_by)
+    getattr(daemon, left_by)()
+    shutil.copytree(daemon.nvme_path, saved)
+    for _ in range(PLACES // 2):
         where = flip(daemon.nvme_path, rng)
         daemon.start()
         assert account(daemon) >= BLOCKS - 1, where
         assert missing(daemon, chains) <= 1, where
         account(daemon)
+        daemon.kill()
+        restore(saved, daemon.nvme_path)
+    daemon.start()
