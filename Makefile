@@ -23,13 +23,14 @@ define step
 @echo "==> $(1)"; started=$$SECONDS; $(2); echo "==> $(1): $$((SECONDS - started)) s"
 endef
 
-.PHONY: help venv proto lint stubs unit test demo clean
+.PHONY: help venv proto lint stubs unit test sim demo clean
 
 help:
 	@echo "make venv    set up $(VENV) with all that tests and benches need"
 	@echo "make test    lint, stubs and all tests"
 	@echo "make lint    ruff and mypy --strict"
 	@echo "make proto   generate the stubs from proto/"
+	@echo "make sim     10,000 worlds in simulated time, and every planted bug found in them"
 	@echo "make demo    a real model answers twice about one long document"
 	@echo "make clean   remove what was built, the environment included"
 
@@ -66,6 +67,10 @@ test: venv
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory stubs
 	@$(MAKE) --no-print-directory unit
+
+sim: venv
+	$(call step,canaries,$(BIN)/python -m tests.sim --canaries --json -)
+	$(call step,sim,$(BIN)/python -m tests.sim --seeds 0..10000 --all-faults --json -)
 
 demo: venv
 	$(BIN)/python -m bench.demo

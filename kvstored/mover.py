@@ -14,6 +14,7 @@ from typing import Final, cast
 
 from kvstored.catalog import DEAD, READY, Catalog, Entry, Space
 from kvstored.clock import Clock
+from kvstored.errors import DeviceError
 from kvstored.flush_order import STEP_BLOCKS_MAX, STEP_BYTES_MAX, hottest_first, needs_writing
 from kvstored.policy.admission import Admission
 from kvstored.policy.eviction import EvictionOrder
@@ -261,7 +262,10 @@ class Mover:
         """Blocks that were deleted while they were being written must not come back from below."""
         for entry in entries:
             space = entry.pool.space
-            await self._below.delete(space.tenant, space.digest, [entry.hash])
+            try:
+                await self._below.delete(space.tenant, space.digest, [entry.hash])
+            except DeviceError:
+                self._counters["late_delete_failures"] += 1  # the tier does it when its device is back
             self.on_deleted(space, [entry.hash])
             # Put anew meanwhile it stays, unless it came from the copy that is gone now.
             current = space.entries.get(entry.hash)

@@ -28,7 +28,7 @@ from kvstored.tiers.opening import MakeIndex, VolumeOpener
 from kvstored.tiers.recovery import VolumePath
 from kvstored.tiers.recycling import Notices, OnEvicted
 from kvstored.tiers.spread import scatter, spread_store
-from kvstored.tiers.threads import Calls, MakePool, real_pool
+from kvstored.tiers.threads import Calls, MakePool, call_all, real_pool
 from kvstored.tiers.volume import Volume
 
 __all__ = ["NvmeConfig", "NvmeTier"]
@@ -224,11 +224,17 @@ class NvmeTier:
 
     async def _delete(self, tenant: str, digest: bytes, hashes: Sequence[bytes]) -> int:
         volumes = [*self._of_health(Health.OK), *self._of_health(Health.READ_ONLY)]
+        keys = [digest + hash_ for hash_ in hashes]
         for path in self._paths:
             if path.volume not in volumes:
                 path.note_deletes(tenant, digest, hashes)
-        keys = [digest + hash_ for hash_ in hashes]
-        deleted = sum(await asyncio.gather(*(volume.remove(tenant, keys) for volume in volumes)))
+        outcomes = await call_all(volume.remove(tenant, keys) for volume in volumes)
+        failed = {id(v): error for v, error in zip(volumes, outcomes, strict=True) if isinstance(error, DeviceError)}
+        for path in (p for p in self._paths if id(p.volume) in failed):  # in doubt: no blocks until it is opened anew
+            path.note_deletes(tenant, digest, hashes)
+        for error in failed.values():
+            raise error
+        deleted = sum(outcome for outcome in outcomes if isinstance(outcome, int))
         self._counts["deleted_blocks"] += deleted
         return deleted
 

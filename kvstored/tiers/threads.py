@@ -91,6 +91,8 @@ class Calls:
                     await asyncio.wait([task])
                 except asyncio.CancelledError:
                     continue
+            if not task.cancelled():
+                task.exception()  # who left does not want to know
             raise
 
     async def ended(self, timeout_s: float = 0.0) -> bool:

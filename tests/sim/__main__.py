@@ -11,9 +11,10 @@ import traceback
 from bench.common import Figure, emit, parser, progress, run
 from tests.sim.canaries import CANARIES
 from tests.sim.model import Violation
-from tests.sim.runner import deterministic, run_many, run_one
+from tests.sim.runner import deterministic, find_canaries, run_many, run_one
 
 OPS = 200
+CANARY_SEEDS = 100
 FAULTS = (
     *("read_error", "write_error", "sync_error", "open_error", "no_space", "short", "read_flip", "rot", "torn_write"),
     *("misdirected", "read_only", "vanished", "index_error", "slow"),
@@ -35,11 +36,18 @@ FIGURES = (
     Figure("seconds", "how long it ran"),
 )
 
+CANARY_FIGURES = (
+    Figure("canaries", "planted bugs"),
+    Figure("canaries_missed", f"planted bugs that {CANARY_SEEDS} worlds did not find", "== 0"),
+)
+
 
 def main():
     arguments = _arguments()
     if arguments.seed is not None:
         return _one(arguments.seed, arguments.ops, arguments.canary)
+    if arguments.canaries:
+        return _canaries(arguments)
     first, last = (int(part) for part in arguments.seeds.split(".."))
     found = run_many(
         range(first, last),
@@ -60,6 +68,18 @@ def main():
     if silent:
         progress(f"never happened: {', '.join(silent)}")
     return int(bool(found.violations or silent))
+
+
+def _canaries(arguments):
+    """Each planted bug must be found; the table says by which seed."""
+    found = find_canaries(sorted(CANARIES), range(CANARY_SEEDS), arguments.ops, processes=arguments.processes)
+    for name in sorted(found):
+        seed, what = found[name] or (None, f"NOT FOUND in {CANARY_SEEDS} seeds")
+        progress(f"{name}: {what if seed is None else f'seed {seed}: {what[:100]}'}")
+    missed = sum(first is None for first in found.values())
+    values = {"canaries": len(found), "canaries_missed": missed}
+    emit(values, CANARY_FIGURES, arguments.json)
+    return int(bool(missed))
 
 
 def figures(found):
@@ -99,6 +119,7 @@ def _arguments():
     built.add_argument("--seconds", type=float, default=0.0, help="begin no world after so many (0: all seeds)")
     built.add_argument("--processes", type=int, default=0, help="0: one for each CPU")
     built.add_argument("--canary", choices=sorted(CANARIES), help="plant this bug: success is to find it")
+    built.add_argument("--canaries", action="store_true", help="plant all of them, one at a time")
     built.add_argument("--all-faults", action="store_true", help="fail where a kind of fault or restart never happened")
     return built.parse_args()
 

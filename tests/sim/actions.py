@@ -46,6 +46,20 @@ class Client:
         if not self.session.group.members:
             world.leases.pop(self.session.group, None)
 
+    def orphan(self, world):
+        """What is left of it when the daemon dies: it knows its leases, and goes on reading."""
+        leases = world.leases.get(self.session.group)
+        return Orphan(self.session, self.tenant, dict(leases)) if leases and self.session.place else None
+
+
+class Orphan:
+    """A client whose daemon has died."""
+
+    def __init__(self, session, tenant, leases):
+        self.session_id = session.session_id
+        self.tenant = tenant
+        self.leases = leases
+
 
 async def settled(answer):
     """The store answers at once where it can."""
@@ -114,6 +128,7 @@ async def open_session(world, _client):
     )
     client = Client(session, plan.sizes[tenant])
     world.clients.append(client)
+    resume(world, client)
     for number in range(len(client.sizes)):
         spec = pb.NamespaceSpec(model=f"model-{number}")
         world.tenant_of[wire.digest(tenant, spec)] = tenant
@@ -123,6 +138,30 @@ async def open_session(world, _client):
         if not session.ended:
             client.spaces.append(space)
     return "opened"
+
+
+def resume(world, client):
+    """An old client of this tenant may be back: some of what it was reading is its own again."""
+    orphans = [orphan for orphan in world.orphans if orphan.tenant == client.tenant]
+    if not orphans or world.rng.random() < 0.2:
+        return
+    orphan = world.rng.choice(orphans)
+    world.orphans.remove(orphan)
+    wanted = [lease_id for lease_id in orphan.leases if world.rng.random() < 0.8]
+    resumed = world.node.store.quarantine.resume(client.session, orphan.session_id, wanted)
+    for other in world.orphans:  # of the same group
+        for lease_id in resumed:
+            other.leases.pop(lease_id, None)
+    world.counts["resumed"] += len(resumed)
+    group = client.session.group
+    for lease_id in resumed:
+        entries, blocks = group.leases[lease_id].entries, orphan.leases[lease_id]
+        again = [
+            (entry, slot, world.node.dram.address(slot), size, digest)
+            for entry, (_, slot, _, size, digest) in zip(entries, blocks, strict=True)
+        ]
+        world.check_lease(again)
+        world.leases.setdefault(group, {})[lease_id] = again
 
 
 def kill_session(world, client):

@@ -3,12 +3,15 @@
 import asyncio
 from collections import Counter
 
+import xxhash
+
 from kvstored.catalog import PROMOTING, READY, REVIVING, WRITING
 from kvstored.tiers.base import Load
 from tests.sim.model import Violation
 
 AUDIT_EVERY_STEPS = 4
 QUIET_S_MAX = 300
+SPOILING = {"read_flip", "rot", "torn_write", "misdirected"}
 
 
 def step(world):
@@ -19,6 +22,7 @@ def step(world):
     require(parts.staging.used_bytes <= parts.staging.limit_bytes, "staging is over its limit")
     require(promoter.queued_blocks >= 0 and promoter.inflight_bytes >= 0, "the account of reads is below zero")
     sample_leases(world)
+    orphaned_leases(world)
     world.steps += 1
     if not world.steps % AUDIT_EVERY_STEPS:
         accounts(world)
@@ -31,11 +35,27 @@ def require(holds, what):
 
 def sample_leases(world):
     """One lease of each group: its bytes are as they were."""
+    for group in [group for group in world.leases if not group.members]:
+        del world.leases[group]  # its last member was a session that did not get to be opened
     for held in world.leases.values():
         if held:
             lease_id = next(iter(held))
             world.check_lease(held[lease_id])
             held[lease_id] = held.pop(lease_id)  # the next time another
+
+
+def orphaned_leases(world):
+    """What clients of a process that died were reading is as it was, until they are back or taken for gone."""
+    if world.loop.time() >= world.orphans_until_s:
+        world.orphans.clear()
+    dram = world.node.dram
+    for orphan in world.orphans:
+        for blocks in orphan.leases.values():
+            for _, slot, _, size, digest in blocks:
+                data = bytes(dram.view(slot, size))
+                require(
+                    xxhash.xxh3_64_intdigest(data) == digest, f"slot {slot} changed under a client that outlived a kill"
+                )
 
 
 def accounts(world):
@@ -46,6 +66,12 @@ def accounts(world):
         node.nvme.audit()
     except AssertionError as error:
         raise Violation(f"an account is wrong: {error}") from error
+    if not world.device.fired.keys() & SPOILING:
+        counted = node.nvme.counters()
+        corrupt = counted.get("load_corrupt_blocks", 0) + counted.get("scrub_corrupt_blocks", 0)
+        require(
+            not corrupt, f"{corrupt} blocks read from NVMe were not what their records say, and no device spoilt them"
+        )
     leased, unfinished = Counter(), set()
     for space in parts.catalog.spaces.values():
         for entry in space.entries.values():

@@ -14,7 +14,7 @@ from tests.sim.model import Violation
 from tests.sim.small import make_small
 from tests.sim.world import World
 
-SEEDS_PER_TASK = 10
+SEEDS_PER_TASK = 5
 COLLECT_EVERY = 5
 
 
@@ -50,22 +50,38 @@ def run_one(seed, ops, *, canary=None):
         logging.disable(logging.NOTSET)
 
 
-def run_many(seeds, ops, *, canary=None, seconds=0.0, processes=0, told=lambda text: None, stop_at_first=False):
+def run_many(seeds, ops, *, canary=None, seconds=0.0, processes=0, told=lambda text: None):
     """All of the seeds, or as many as begin within the time."""
     found, started = Found(), time.monotonic()
     tasks = [(seeds[i : i + SEEDS_PER_TASK], ops, canary) for i in range(0, len(seeds), SEEDS_PER_TASK)]
     count = processes or len(os.sched_getaffinity(0))
     if count == 1:
         answers = map(_some, tasks)
-        _collect(found, answers, started, seconds, told, stop_at_first)
+        _collect(found, answers, started, seconds, told)
     else:
         with multiprocessing.get_context("spawn").Pool(count) as pool:
-            _collect(found, pool.imap_unordered(_some, tasks), started, seconds, told, stop_at_first)
+            _collect(found, pool.imap_unordered(_some, tasks), started, seconds, told)
     found.seconds = time.monotonic() - started
     return found
 
 
-def _collect(found, answers, started, seconds, told, stop_at_first):
+def find_canaries(names, seeds, ops, *, processes=0):
+    """For each canary the first seed that finds it and what it saw, or None."""
+    tasks = [(name, seeds, ops) for name in names]
+    with multiprocessing.get_context("spawn").Pool(processes or len(os.sched_getaffinity(0))) as pool:
+        return dict(pool.imap_unordered(_first, tasks))
+
+
+def _first(task):
+    name, seeds, ops = task
+    for start in range(0, len(seeds), 2):
+        _, _, violations = _some((seeds[start : start + 2], ops, name))
+        if violations:
+            return name, violations[0]
+    return name, None
+
+
+def _collect(found, answers, started, seconds, told):
     next_word = started + 30
     for number, counts, violations in answers:
         found.seeds += number
@@ -77,7 +93,7 @@ def _collect(found, answers, started, seconds, told, stop_at_first):
                 f"{found.seeds} seeds, {len(found.violations)} violations, {found.seeds / (now - started):.1f} a second"
             )
             next_word = now + 30
-        if (seconds and now - started > seconds) or (violations and stop_at_first):
+        if seconds and now - started > seconds:
             return
 
 

@@ -22,6 +22,7 @@ SMALL = {
     "kvstored.promoter": {"PIECE_BLOCKS": 8, "BATCH_BYTES": 8 << 10},
     "kvstored.reads": {"PIECE_BLOCKS": 8},
     "kvstored.releases": {"BLOCKS_PER_TURN": 8, "LOOK_EVERY_S": 0.1},
+    "kvstored.quarantine": {"UNSEEN_S": 8.0},
     "kvstored.recency": {"PIECE_BLOCKS": 16},
     "kvstored.revival": {"BATCH_BYTES": 16 << 10, "BATCH_BLOCKS": 4},
     "kvstored.tiers.recycling": {"PAGE_RECORDS": 5},

@@ -8,6 +8,7 @@ from collections import Counter
 
 import xxhash
 
+from kvstored import quarantine
 from kvstored.device.file import AlignedBuffer
 from kvstored.testing.simulated_device import SimulatedDevice
 from kvstored.testing.simulated_node import SimulatedNode
@@ -49,6 +50,7 @@ class World:
         self.scratch = AlignedBuffer(64 << 10)
         self.steps = 0
         self.recent = {}  # tenant -> what was put lately
+        self.orphans = []  # clients that have outlived the daemon, and what they read
         self.half_deleted = []  # while a path was off
         self.calls = {}  # task -> name, begun at, client
         self.node = None
@@ -121,6 +123,7 @@ class World:
             self.device.restarted()
             if self.keeper is not None:
                 self._in_dram = checks.ready_blocks(self.node)
+                self.orphans = [orphan for client in self.clients if (orphan := client.orphan(self))]
 
     def _dispose(self, loop):
         self.device.dead = True
@@ -133,6 +136,8 @@ class World:
             self.counts[name] += self.node.counters[name]
         while self.half_deleted:
             self.model.may_come_back(self.half_deleted.pop())
+        if not self._in_dram:
+            self.orphans.clear()
         self.clients.clear()
         self.leases.clear()
         self.calls.clear()
@@ -165,6 +170,7 @@ class World:
         await self.node.start()
         checks.kept(self, self._in_dram)
         self._in_dram = set()
+        self.orphans_until_s = self.loop.time() + quarantine.UNSEEN_S
         self.node.store.tell_retired = self._tell_retired
         self.note("up")
 

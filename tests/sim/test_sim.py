@@ -1,0 +1,50 @@
+"""The simulation: worlds in which everything holds, the same trace for the same seed, and every planted bug found.
+
+In processes of their own, where the order of hashes is always the same.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.sim.canaries import CANARIES
+from tests.sim.plan import make_plan
+
+pytestmark = pytest.mark.timeout(300)
+
+SEEDS = 40
+
+
+def simulate(*arguments):
+    command = [sys.executable, "-m", "tests.sim", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=290)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_all_invariants_hold():
+    figures = json.loads(simulate("--seeds", f"0..{SEEDS}", "--json", "-"))
+    assert (figures["seeds"], figures["violations"]) == (SEEDS, 0)
+    assert figures["ops"] >= 200 * SEEDS
+    assert min(figures[name] for name in ("hits", "durable_checked", "adopted")) > 0
+
+
+def test_every_planted_bug_is_found():
+    figures = json.loads(simulate("--canaries", "--json", "-"))
+    assert figures == {"canaries": len(CANARIES), "canaries_missed": 0}
+
+
+def test_the_same_seed_gives_the_same_trace():
+    first = simulate("--seed", "5", "--ops", "100")
+    assert "trace" in first
+    assert simulate("--seed", "5", "--ops", "100") == first
+
+
+def test_half_of_the_worlds_restart_before_their_end_and_all_faults_are_drawn():
+    plans = [make_plan(seed, 200) for seed in range(400)]
+    assert sum(bool(plan.restarts) for plan in plans) > 200
+    for kind in plans[0].faults.__struct_fields__:
+        assert any(getattr(plan.faults, kind) for plan in plans)
+    assert any(plan.slow_share for plan in plans)
