@@ -3,6 +3,7 @@
 import multiprocessing
 import random
 import time
+from collections import Counter
 
 from kvstored_client import Client
 from kvstored_proto.v1 import admin_pb2
@@ -13,7 +14,7 @@ from kvstored.testing.daemon_process import DaemonProcess
 from tests.counts import Counts
 from tests.crash import accounting
 from tests.crash.phases import WRITERS
-from tests.crash.writer import ADMIN, COUNTS, Order, Task, Verb, run_writer, token
+from tests.crash.writer import ADMIN, COUNTS, TENANTS, Order, Task, Verb, run_writer, token
 
 AIM_S = 1.0  # how long to wait for a writer to do what is aimed at
 HIT_S = 0.03  # after that, the kill comes within so long
@@ -88,9 +89,10 @@ class Crashing:
             time.sleep(self.rng.uniform(0, 0.1))
             self.order(Order.PAUSE)
         self.obeyed()
-        self.account()
+        self.account(self.dead())  # before anything else is asked of it: they are right from the first second
         self.order(Order.CHECK)
         self.obeyed()
+        self.account(Counter())  # nothing is leased any more
         self.totals["rounds"] += 1
         self.order(Order.RUN)
 
@@ -116,9 +118,17 @@ class Crashing:
 
     # --- checking ----------------------------------------------------------------
 
-    def account(self):
-        """Before anything else is asked of it: its figures are exact from the first second."""
-        found = accounting.errors(self.admin, lambda fields: int(fields["extra"]))
+    def dead(self):
+        """By tenant and sum: blocks that may be deleted and leased all the same."""
+        dead = Counter()
+        for index in range(WRITERS):
+            for name in ("blocks", "bytes"):
+                dead[TENANTS[index % len(TENANTS)], f"dram_{name}"] += self.counts.get(index, f"dead_{name}")
+        return dead
+
+    def account(self, dead):
+        """Whether its figures are exact."""
+        found = accounting.errors(self.admin, lambda fields: int(fields["extra"]), dead)
         found += accounting.disk_errors(self.daemon.nvme_path, self.phase.nvme_bytes, 32 << 20)
         self.totals["accounting_errors"] += accounting.report(found)
         self.totals["accounts"] += 1

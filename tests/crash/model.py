@@ -30,6 +30,7 @@ class Chain:
         self.promises = [Promise.GONE] * len(hashes)
         self.versions = [0] * len(hashes)
         self.promised_s = [0.0] * len(hashes)  # when, by the wall clock
+        self.deletes = 0  # begun so far
 
     def __len__(self):
         return len(self.hashes)
@@ -69,6 +70,7 @@ class Chain:
 
     def begin_delete(self, start):
         """Blocks from `start` on are about to be deleted."""
+        self.deletes += 1
         self.promises[start:] = [min(promise, Promise.MAYBE) for promise in self.promises[start:]]
 
     def deleted(self, start):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvstored_client import Client, KVStoredClientError, NamespaceSpec, Outcome
+from kvstored_client.blocks import Blocks
 from kvstored_proto.v1 import admin_pb2
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
@@ -24,6 +25,7 @@ from tests.crash.verdict import Checker
 
 COUNTS = (
     *("order", "obeyed", "doing", "connected", "client_errors"),
+    *("dead_blocks", "dead_bytes"),
     *("puts", "put_bytes", "durable_acks", "gets", "hits", "prefetches", "deletes", "flushes", "held_through"),
     *("checks", "checked_blocks", "checked_bytes", "wrong_bytes", "resurrected"),
     *("durable_checked", "durable_lost", "dram_checked", "dram_lost", "evicted_blocks"),
@@ -34,6 +36,15 @@ STAGING_BYTES = 8 << 20
 PROMISES = (Outcome.HIT, Outcome.NOT_DURABLE)  # of either the block is readable
 TENANTS = ("red", "blue")
 ADMIN = "admin"
+
+
+class Held(NamedTuple):
+    """A lease: the payloads that it had when it was taken, which it keeps to its end."""
+
+    chain: Chain
+    payloads: list[int]
+    deletes: int  # of the chain, by then
+    blocks: Blocks
 
 
 class Order(enum.IntEnum):
@@ -114,6 +125,8 @@ class Writer:
                 continue
             if kind is Order.CHECK:
                 self.check()
+            if kind is Order.PAUSE:
+                self.tell_dead()
             done = order
             self.counts.set(self.task.index, "obeyed", order)
             if kind is Order.RUN:
@@ -129,15 +142,22 @@ class Writer:
         act()
         self.counts.set(self.task.index, "doing", Verb.NOTHING)
         while self.held and self.rng.random() < 0.3:
-            self.let_go(*self.held.pop(0))
+            self.let_go(self.held.pop(0))
+
+    def tell_dead(self):
+        """Blocks that may be deleted and held all the same: they fill slots, and no listing has them."""
+        dead = [held for held in self.held if held.deletes != held.chain.deletes]
+        self.counts.set(self.task.index, "dead_blocks", sum(len(held.blocks) for held in dead))
+        size_bytes = sum(len(held.blocks) * held.chain.block_bytes for held in dead)
+        self.counts.set(self.task.index, "dead_bytes", size_bytes)
 
     def check(self):
         """Look for every block of every chain, then let go of what was held through the crash."""
         self.checker.connect()
         while self.held:
-            chain, versions, blocks = self.held.pop()
-            self.count("held_through", len(blocks) * blocks.valid())
-            self.let_go(chain, versions, blocks)
+            held = self.held.pop()
+            self.count("held_through", len(held.blocks) * held.blocks.valid())
+            self.let_go(held)
         for chain in self.chains:
             self.checker.check(chain)
         self.count("checks")
@@ -177,26 +197,26 @@ class Writer:
         count = self.rng.randint(1, len(chain))
         wait_s = self.rng.choice((0.0, 0.5))
         blocks = self.client.get(self.spaces[chain.block_bytes], chain.hashes[:count], wait_s=wait_s)
-        self.count("gets")
-        self.compare(chain, blocks)
-        self.held.append((chain, list(chain.versions), blocks))
-
-    def compare(self, chain, blocks):
-        """What was delivered is right, as far as it was still held after it was read."""
-        payloads = self.payloads[chain.block_bytes]
-        wrong = sum(payloads.wrong_bytes(chain.payload(i), blocks[i]) for i in range(len(blocks)))
         dead = sum(chain.promises[i] is Promise.GONE for i in range(len(blocks)))
-        if blocks.valid():
-            self.count("hits", len(blocks))
-            self.count("checked_bytes", len(blocks) * chain.block_bytes)
-            self.count("wrong_bytes", wrong)
-            self.count("resurrected", dead)
+        held = Held(chain, [chain.payload(i) for i in range(len(blocks))], chain.deletes, blocks)
+        self.held.append(held)
+        self.count("gets")
+        self.count("hits", len(blocks))
+        self.count("resurrected", dead * blocks.valid())
+        self.compare(held)
 
-    def let_go(self, chain, versions, blocks):
-        """Read a lease once more before it ends, unless the chain was put anew meanwhile."""
-        if versions == chain.versions and Promise.GONE not in chain.promises[: len(blocks)]:
-            self.compare(chain, blocks)
-        blocks.release()
+    def compare(self, held):
+        """What is held is right, as far as it was still held after it was read."""
+        payloads = self.payloads[held.chain.block_bytes]
+        wrong = sum(payloads.wrong_bytes(n, held.blocks[i]) for i, n in enumerate(held.payloads))
+        if held.blocks.valid():
+            self.count("checked_bytes", len(held.blocks) * held.chain.block_bytes)
+            self.count("wrong_bytes", wrong)
+
+    def let_go(self, held):
+        """Read a lease once more before it ends: it has the bytes that it had, whatever became of the keys."""
+        self.compare(held)
+        held.blocks.release()
 
     def prefetch(self):
         chain = self.rng.choice(self.chains)
