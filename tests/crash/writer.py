@@ -145,7 +145,11 @@ class Writer:
             self.let_go(self.held.pop(0))
 
     def tell_dead(self):
-        """Blocks that may be deleted and held all the same: they fill slots, and no listing has them."""
+        """Blocks that may be deleted and held all the same: they fill slots, and no listing has them.
+
+        Connected first, so that the daemon knows which of the leases before the crash are still in use.
+        """
+        self.checker.connect()
         dead = [held for held in self.held if held.deletes != held.chain.deletes]
         self.counts.set(self.task.index, "dead_blocks", sum(len(held.blocks) for held in dead))
         size_bytes = sum(len(held.blocks) * held.chain.block_bytes for held in dead)
