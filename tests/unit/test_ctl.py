@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,14 +95,6 @@ def _status(state: str) -> pb.StatusReply:
         sessions=[pb.SessionStatus(id="s1", tenant="a", client="vllm", transport="session")],
         warnings=["dram: not locked"],
     )
-
-
-@pytest.fixture(autouse=True)
-def _client_logs_as_before() -> Iterator[None]:
-    log = logging.getLogger("kvstored_client")
-    level = log.level
-    yield
-    log.setLevel(level)
 
 
 @pytest.fixture
