@@ -126,12 +126,13 @@ class DaemonProcess:
             process.wait()
             self._await(lambda: not pid or process_figures.ended(pid), "the daemon does not end with its supervisor")
 
-    def crash(self) -> None:
+    def crash(self, *, memory_too: bool = False) -> None:
         """End the daemon at once (SIGKILL), whatever it is doing; it starts again by itself (`wait_serving`).
 
         After another crash it waits for the next daemon, which is killed at whatever point of its start.
+        `memory_too`: its supervisor ends with it, and with that the DRAM tier's memory.
         """
-        if not self._supervised:
+        if memory_too or not self._supervised:
             self.kill()
             self._spawn()
             return

@@ -18,6 +18,7 @@ FIGURES = (
     Figure("corrupt_blocks", "blocks whose content hash was wrong at the end", "== 0"),
     Figure("client_errors", "client processes that ended by an exception", "== 0"),
     Figure("kills", "times the daemon was killed"),
+    Figure("blackouts", "of these, together with the memory: only what is durable must be there then"),
     Figure("rounds", "times that everything was checked after it"),
     Figure("restart_s", "seconds until it served again, median"),
     Figure("restart_max_s", "the longest of them"),
@@ -64,7 +65,16 @@ def crash(seconds, seed, directory=None, phases=PHASES):
 
 def figures(totals, seconds, seed):
     """The totals as they are printed."""
-    names = ("kills", "rounds", "accounts", "accounting_errors", "corrupt_blocks", "promoted_blocks", "demoted_blocks")
+    names = (
+        "kills",
+        "blackouts",
+        "rounds",
+        "accounts",
+        "accounting_errors",
+        "corrupt_blocks",
+        "promoted_blocks",
+        "demoted_blocks",
+    )
     checked = totals["dram_checked"]
     return {
         **{name: totals[name] for name in (*names, *COUNTED)},

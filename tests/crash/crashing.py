@@ -20,6 +20,7 @@ AIM_S = 1.0  # how long to wait for a writer to do what is aimed at
 HIT_S = 0.03  # after that, the kill comes within so long
 RECOVERY_S = 0.6  # about as long as a start takes
 OBEY_S = 90.0
+BLACKOUTS = 0.25  # share of the rounds in which the memory dies, too: only then NVMe alone answers for what is durable
 
 
 class Crashing:
@@ -75,10 +76,12 @@ class Crashing:
         """Work, crash (or crash several times), restart, check."""
         time.sleep(self.rng.uniform(0.2, 1.0))
         self.aim(self.rng.choice((Verb.NOTHING, *self.phase.aims)))
-        self.crash()
+        blackout = self.rng.random() < BLACKOUTS
+        self.crash(memory_too=blackout)
+        pause = Order.BLACKOUT if blackout else Order.PAUSE
         early = self.rng.random() < 0.5
         if early:  # else the writers go on as soon as they can, until it serves again
-            self.order(Order.PAUSE)
+            self.order(pause)
         while self.rng.random() < 0.3:
             time.sleep(self.rng.uniform(0, RECOVERY_S))
             self.crash()
@@ -87,7 +90,7 @@ class Crashing:
         self.totals["restarts_s"].append(time.monotonic() - started)
         if not early:
             time.sleep(self.rng.uniform(0, 0.1))
-            self.order(Order.PAUSE)
+            self.order(pause)
         self.obeyed()
         self.account(self.dead())  # before anything else is asked of it: they are right from the first second
         self.order(Order.CHECK)
@@ -112,9 +115,10 @@ class Crashing:
             time.sleep(0.001)
         time.sleep(self.rng.uniform(0, HIT_S))
 
-    def crash(self):
-        self.daemon.crash()
+    def crash(self, *, memory_too=False):
+        self.daemon.crash(memory_too=memory_too)
         self.totals["kills"] += 1
+        self.totals["blackouts"] += memory_too
 
     # --- checking ----------------------------------------------------------------
 

@@ -68,6 +68,10 @@ class Chain:
         """The daemon said that everything that was in memory is on NVMe, too."""
         self.promises = [Promise.NVME if promise is Promise.MEMORY else promise for promise in self.promises]
 
+    def memory_lost(self):
+        """The memory died with the daemon: only what is durable must be there."""
+        self.promises = [Promise.MAYBE if promise is Promise.MEMORY else promise for promise in self.promises]
+
     def begin_delete(self, start):
         """Blocks from `start` on are about to be deleted."""
         self.deletes += 1

@@ -22,6 +22,7 @@ class Checker:
     def __init__(self, client, spaces, payloads, count, *, all_in_dram):
         self.client, self.spaces, self.payloads, self.count = client, spaces, payloads, count
         self.all_in_dram = all_in_dram
+        self.memory_lost = False  # since the last check
 
     def connect(self):
         """Wait until the daemon answers."""
@@ -33,7 +34,7 @@ class Checker:
     def check(self, chain):
         """Every block that was ever put. What is not there must not come back: the chain is told."""
         deadline = time.monotonic() + CHAIN_S
-        if self.all_in_dram:
+        if self.all_in_dram and not self.memory_lost:
             self.look_in_dram(chain)
         index = 0
         while index < len(chain):

@@ -54,6 +54,7 @@ class Order(enum.IntEnum):
     PAUSE = 1
     CHECK = 2
     STOP = 3
+    BLACKOUT = 4  # a pause; the memory died, too
 
 
 class Verb(enum.IntEnum):
@@ -125,7 +126,11 @@ class Writer:
                 continue
             if kind is Order.CHECK:
                 self.check()
-            if kind is Order.PAUSE:
+            if kind is Order.BLACKOUT:
+                for chain in self.chains:
+                    chain.memory_lost()
+                self.checker.memory_lost = True
+            if kind in (Order.PAUSE, Order.BLACKOUT):
                 self.tell_dead()
             done = order
             self.counts.set(self.task.index, "obeyed", order)
@@ -164,6 +169,7 @@ class Writer:
             self.let_go(held)
         for chain in self.chains:
             self.checker.check(chain)
+        self.checker.memory_lost = False  # what is there has been brought up
         self.count("checks")
 
     # --- verbs -------------------------------------------------------------------

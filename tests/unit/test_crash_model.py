@@ -68,3 +68,12 @@ def test_no_two_blocks_or_versions_share_a_payload():
         c.deleted(0)
         numbers.update(c.begin_put(0, 1000))
     assert len(numbers) == 4000
+
+
+def test_without_the_memory_only_what_is_durable_must_be_there():
+    c = chain(3)
+    c.begin_put(0, 2)
+    c.acknowledged(0, Promise.MEMORY)
+    c.acknowledged(1, Promise.NVME)
+    c.memory_lost()
+    assert c.promises == [Promise.MAYBE, Promise.NVME, Promise.GONE]
