@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from kvstored_client.ctl import blocks, files, maintenance, namespaces, status, whatif
+from kvstored_client.ctl import blocks, files, maintenance, namespaces, plan, status, whatif
 from kvstored_client.ctl.connection import Exit, Failure, Options, read_token
 
 DEFAULT_ADDRESS: Final = "unix:/run/kvstored/session.sock"
@@ -65,6 +65,7 @@ app.command()(maintenance.verify)
 app.command()(maintenance.flush)
 app.command()(maintenance.drain)
 app.command()(whatif.whatif)
+app.command()(plan.plan)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
