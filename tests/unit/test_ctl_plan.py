@@ -1,12 +1,15 @@
 """`kvstorectl plan`: worked examples, configs as they are published, and what it refuses."""
 
+import contextlib
 import json
 import tomllib
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kvstored_client import ctl
 from kvstored_client.ctl import model_config
-from kvstored_client.kv_shape import SizingError
+from kvstored_client.kv_shape import Model, SizingError
 from kvstored_client.sizing import BLOCK_BYTES_MAX, EXTENT_BYTES, HIGH_WATERMARK
 
 from kvstored import keys
@@ -126,6 +129,7 @@ def test_windows_bound_what_a_request_keeps(plan):
 def test_a_window_can_be_given_for_some_of_the_layers(plan):
     shape = ("--layers", 24, "--kv-heads", 8, "--head-dim", 64, "--window", 128)
     assert plan(*shape, "--context", 1024)["request"]["bytes"] == 24 * 2048 * 128
+    assert plan(*shape[:-1], 1 << 24, "--context", 1024)["request"]["bytes"] == 24 * 2048 * 1024
     found = plan(*shape, "--window-layers", 12, "--context", 1024, "--pp", 2)
     assert found["request"]["bytes"] == 12 * 2048 * (1024 + 128)
     assert found["block"]["shards"] == 4  # each stage has its share of both kinds
@@ -334,6 +338,7 @@ def test_layers_are_of_the_kinds_that_transformers_makes_of_the_same_config(name
     [
         ({"num_hidden_layers": None}, "num_hidden_layers or n_layer or n_layers or num_layers: give --layers"),
         ({"num_hidden_layers": "80"}, "num_hidden_layers is '80': must be a whole number"),
+        ({"num_hidden_layers": 1_000_000}, "has 1000000 layers: at most 16384"),
         ({"num_key_value_heads": -8}, "num_key_value_heads is -8"),
         ({"num_attention_heads": None, "num_key_value_heads": None}, "give --kv-heads"),
         ({"hidden_size": None}, "give --head-dim"),
@@ -357,6 +362,28 @@ def test_a_config_that_cannot_be_read_is_one_line_that_says_why(tmp_path, capsys
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA_CONFIG | changed))
     assert_one_line(capsys, message, path)
+
+
+FIELDS = st.sampled_from(
+    [
+        *(*GEMMA2_9B, *DEEPSEEK_V3, "text_config", "layer_types", "sliding_window_pattern", "use_sliding_window"),
+        *("max_window_layers", "attention_chunk_size", "no_rope_layers", "full_attention_interval"),
+        "num_kv_shared_layers",
+    ]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.sampled_from(["mamba", "LLG"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(FIELDS, inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(FIELDS, VALUES, max_size=5))
+def test_whatever_a_config_says_it_is_read_or_refused(changed):
+    with contextlib.suppress(SizingError):
+        layers, _ = model_config.layers_of({**LLAMA_CONFIG, **changed})
+        assert Model(layers, 2).request_bytes(1000) > 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from typing import Any, Final
 from kvstored_client.kv_shape import Layer, SizingError
 
 CONFIG_BYTES_MAX: Final = 8 << 20
-COUNT_MAX: Final = 1 << 20
+COUNT_MAX: Final = 1 << 30
+LAYERS_MAX: Final = 1 << 14
 ELEMENT_BYTES: Final = {
     **dict.fromkeys(("float32", "fp32", "float"), 4),
     **dict.fromkeys(("float16", "fp16", "half", "bfloat16", "bf16"), 2),
@@ -98,7 +99,10 @@ def layers_of(config: Mapping[str, Any]) -> tuple[tuple[Layer, ...], list[str]]:
 
 def layer_count(config: Mapping[str, Any]) -> int:
     """How many layers there are. Raises SizingError where nothing says it."""
-    return _need(config, _LAYERS, "--layers")
+    count = _need(config, _LAYERS, "--layers")
+    if count > LAYERS_MAX:
+        raise SizingError(f"the config has {count} layers: at most {LAYERS_MAX} are planned for")
+    return count
 
 
 def layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
