@@ -31,7 +31,7 @@ async def explain(parts: Parts, spaces: Sequence[Space], wanted: Space | None, h
     if any(entry.state == READY for entry in here):
         verdict, detail = "hit", "it is in DRAM" + (" and on NVMe" if below else "")
     elif here:
-        verdict, detail = "pending", "it is being written or brought up"
+        verdict, detail = "pending", "it is being written, brought up, or verified after a restart"
     elif below:
         verdict, detail = "hit", "it is on NVMe: a get or a prefetch brings it up"
     else:

@@ -116,7 +116,7 @@ class Revival:
     async def run(self) -> None:
         """Verify until nothing is left."""
         loop = asyncio.get_running_loop()
-        while self.left_blocks:
+        while self._urgent or self._cold_first:
             batches = [batch for _ in range(self._jobs) if (batch := self._next())]
             jobs = [loop.run_in_executor(self._copiers, memory.hash_many, self._places(batch)) for batch in batches]
             for batch, job in zip(batches, jobs, strict=True):

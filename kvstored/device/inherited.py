@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from typing import Final
 
 from kvstored.device import memory
 from kvstored.device.memory import HUGE_PAGE_BYTES, PAGE_BYTES, Mapping
 from kvstored.errors import DeviceError
 
-_WRITE_SEALS = fcntl.F_SEAL_WRITE | getattr(fcntl, "F_SEAL_FUTURE_WRITE", 16)
+_WRITE_SEALS: Final = fcntl.F_SEAL_WRITE | getattr(fcntl, "F_SEAL_FUTURE_WRITE", 16)
 
 
 class InheritedMapping(Mapping):

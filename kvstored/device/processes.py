@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
-_START_FIELD = 19  # of those after the name: field 22 of stat, in clock ticks since the machine's start
-_STATE_FIELD = 0
+_START_FIELD: Final = 19  # of those after the name: field 22 of stat, in clock ticks since the machine's start
+_STATE_FIELD: Final = 0
 
 
 def start_ticks(pid: int) -> int:

@@ -272,3 +272,26 @@ async def test_a_walk_that_is_overtaken_by_a_use_ends_and_the_next_one_is_whole(
         assert cold_first(node) == before
         assert node.parts.dram.usage().used_bytes == 9 * BLOCK_BYTES
     left.close()
+
+
+async def test_two_that_verify_at_once_share_the_work_and_both_end(keeper):
+    left = await killed(keeper, "a", "b")
+    async with node_on(left) as node:
+        revival = node.parts.revival
+        await asyncio.gather(revival.run(), revival.run())
+        assert revival.left_blocks == 0
+        ended = asyncio.create_task(revival.run())
+        await asyncio.sleep(0)
+        assert ended.done()
+    left.close()
+
+
+async def test_asking_again_and_again_makes_no_longer_queue(keeper):
+    left = await killed(keeper, "a")
+    async with node_on(left) as node:
+        session = await node.session()
+        space = await node.space(session)
+        for _ in range(3):
+            node.store.reads.lookup([space], chain("a", 10))
+        assert len(node.parts.revival._urgent) == 10
+    left.close()
