@@ -28,6 +28,7 @@ class LeaseNotes:
             session.place = ledger.note_session(
                 NotedSession(
                     session_id=session.session_id,
+                    client_id=session.client_id,
                     group_key=group.key,
                     group_id=group.group_id,
                     tenant=caller.tenant,

@@ -96,6 +96,7 @@ class Session:
         self.prefetches: set[int] = set()
         self.staging: Staging | None = None
         self.page: SessionPage | None = None
+        self.client_id = b""  # the same in all sessions of one client; empty: it is an older one
         self.place = 0  # in the lease ledger; 0: what it leases is not noted there
         self.reserved_bytes = 0
         self.exposed: set[int] = set()  # segments whose descriptor it has

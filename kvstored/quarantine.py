@@ -2,7 +2,8 @@
 
 A lease ends here when its client came back and does not name it, or when every process of its
 group is gone. A client that comes back (`resume`) gets those that it still uses as its own, under
-the same ids. The blocks themselves are anybody's to read, as soon as they are verified.
+the same ids. It names itself, not a session: of its last one it may have had no reply. The blocks
+themselves are anybody's to read, as soon as they are verified.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Quarantine:
         self._notes = notes
         self._ends = ends
         self._groups: dict[bytes, Held] = {}
-        self._by_session: dict[bytes, Held] = {}
+        self._by_client: dict[bytes, list[tuple[Held, NotedSession]]] = {}
         self._began_s = 0.0
 
     @property
@@ -61,7 +62,8 @@ class Quarantine:
             held = self._groups.setdefault(session.group_key, Held(session.group_key))
             held.group.tenant, held.group_id = session.tenant, session.group_id
             held.members[session.session_id] = (place, session)
-            self._by_session[session.session_id] = held
+            if session.client_id:
+                self._by_client.setdefault(session.client_id, []).append((held, session))
         for noted in adoption.leases:
             self._hold(noted)
         self._free_the_rest()
@@ -111,19 +113,18 @@ class Quarantine:
         """Whether a group of an earlier process had this id."""
         return any(held.group_id == group_id and held.group.tenant == tenant for held in self._groups.values())
 
-    def resume(self, session: Session, old_session_id: bytes, lease_ids: Sequence[int]) -> list[int]:
+    def resume(self, session: Session, lease_ids: Sequence[int]) -> list[int]:
         """A client is back, with a new session: the leases that it still uses are that one's; returns their ids.
 
         What it does not name ends, when no other session of its old group is left to use it.
         """
-        held = self._by_session.get(old_session_id)
-        if held is None:
-            return []
-        _, noted = held.members[old_session_id]
-        if (noted.tenant, noted.uid) != (session.caller.tenant, session.caller.uid):
-            return []
-        resumed = [lease_id for lease_id in lease_ids if self._move(held, lease_id, session)]
-        self._leave(held, old_session_id)
+        caller = session.caller
+        known = self._by_client.get(session.client_id, []) if session.client_id else []
+        mine = [(held, noted) for held, noted in known if (noted.tenant, noted.uid) == (caller.tenant, caller.uid)]
+        groups = list(dict.fromkeys(held for held, _ in mine))
+        resumed = [lease_id for lease_id in lease_ids if any(self._move(held, lease_id, session) for held in groups)]
+        for held, noted in mine:
+            self._leave(held, noted)
         return resumed
 
     def _move(self, held: Held, lease_id: int, session: Session) -> bool:
@@ -141,11 +142,14 @@ class Quarantine:
         session.group.leased_bytes += lease.size_bytes
         return True
 
-    def _leave(self, held: Held, session_id: bytes) -> None:
+    def _leave(self, held: Held, noted: NotedSession) -> None:
         """One of a group's sessions is done with what it had; after the last one all ends."""
-        place, _ = held.members.pop(session_id)
+        place, _ = held.members.pop(noted.session_id)
         self._notes.void(place)
-        del self._by_session[session_id]
+        if noted.client_id:
+            left = [each for each in self._by_client.pop(noted.client_id) if each[1] is not noted]
+            if left:
+                self._by_client[noted.client_id] = left
         if held.members:
             return
         del self._groups[held.key]
@@ -168,7 +172,7 @@ class Quarantine:
         gone = await asyncio.to_thread(_gone, [noted for _, noted in members], unseen_too)
         for held, noted in members:
             if noted.session_id in gone and noted.session_id in held.members:
-                self._leave(held, noted.session_id)
+                self._leave(held, noted)
 
 
 def _gone(sessions: Sequence[NotedSession], unseen_too: bool) -> set[bytes]:

@@ -59,11 +59,19 @@ class Store:
     # ---- sessions ----
 
     async def open_session(
-        self, caller: Caller, *, staging_bytes: int, create_group: bool, join_group: bytes, page: bool = False
+        self,
+        caller: Caller,
+        *,
+        staging_bytes: int,
+        create_group: bool,
+        join_group: bytes,
+        page: bool = False,
+        client_id: bytes = b"",
     ) -> Session:
         """A session and its staging ring, as big as wished and allowed; 0 bytes where there is no room for one."""
         now = self.parts.clock.monotonic()
         session = self.parts.sessions.open(caller, now, create_group=create_group, join_group=join_group)
+        session.client_id = client_id
         self.reads.notes.opened(session)
         if page:
             self.releases.open_page(session)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import secrets
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +23,7 @@ from kvstored_client.results import ClientStats
 DEFAULT_ADDRESS: Final = "unix:/run/kvstored/session.sock"
 ADDRESS_VARIABLE: Final = "KVSTORED_ADDRESS"
 VERSION: Final = "0.1.0"
+CLIENT_ID_BYTES: Final = 16  # who knows it, and has the same uid and tenant, can take over what it holds
 PROBE_TIMEOUT_S: Final = 0.25  # a daemon that did not answer last time gets no more than this
 TIMEOUTS_IN_A_ROW_MAX: Final = 3  # then the session is given up, and with it all that it held
 WARN_EVERY_S: Final = 60.0
@@ -65,6 +67,7 @@ class Core:
         self.group_id = b""
         self.boot_id = 0
         self._tenant = ""
+        self._client_id = secrets.token_bytes(CLIENT_ID_BYTES)
         self._left: Left | None = None
         self.closed = False
         self._pid = os.getpid()
@@ -143,7 +146,7 @@ class Core:
         connection = self.connection
         if connection is not None:
             self.stats.late_replies += connection.late_replies
-            self._left = Left(connection.opened.session_id, connection.opened.boot_id, connection.holds)
+            self._left = Left(connection.holds)
             self.connection = None
 
     def connected(self, connection: Connection) -> None:
@@ -208,7 +211,7 @@ class Core:
             staging_bytes=settings.staging_bytes,
             create_group=settings.create_group and not join_group,
             join_group=join_group,
-            resume=self._left.request() if self._left is not None else None,
+            resume=pb.Resume(client_id=self._client_id, lease_ids=self._left.in_use() if self._left else []),
         )
         limit_s = settings.connect_timeout_s
         opened = yield from call(connection, pb.OPERATION_OPEN_SESSION, request, pb.OpenSessionReply, limit_s)

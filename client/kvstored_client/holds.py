@@ -45,16 +45,13 @@ class Hold:
 
 
 class Left(NamedTuple):
-    """A session that ended without the client's doing, and what was in use then."""
+    """What was in use when a session ended without the client's doing."""
 
-    session_id: bytes
-    boot_id: int
     holds: dict[int, Hold]
 
-    def request(self) -> pb.ResumeSession:
-        """What to ask the daemon for."""
-        in_use = [i for hold in list(self.holds.values()) if not hold.released for i in hold.lease_ids]
-        return pb.ResumeSession(session_id=self.session_id, boot_id=self.boot_id, lease_ids=in_use)
+    def in_use(self) -> list[int]:
+        """The leases that are, still."""
+        return [i for hold in list(self.holds.values()) if not hold.released for i in hold.lease_ids]
 
     def resume(self, connection: Connection, lease_ids: Sequence[int]) -> None:
         """The daemon still holds these; all others have ended."""

@@ -15,6 +15,7 @@ from kvstored.leases import Caller, Session
 from kvstored.rpc.context import Context
 
 CLIENT_NAME_MAX: Final = 256  # it stands in every status
+CLIENT_ID_MAX: Final = 64
 FEATURES: Final = ("prefetch", "groups", "durability")
 
 
@@ -28,16 +29,17 @@ async def open_session(context: Context, caller: Caller, request: pb.OpenSession
         )
     if len(request.client_name) > CLIENT_NAME_MAX:
         raise InvalidArgument(f"client_name has {len(request.client_name)} characters: {CLIENT_NAME_MAX} are allowed")
+    if len(request.resume.client_id) > CLIENT_ID_MAX:
+        raise InvalidArgument(f"client_id has {len(request.resume.client_id)} bytes: {CLIENT_ID_MAX} are allowed")
     session = await context.store.open_session(
         caller,
         staging_bytes=request.staging_bytes if caller.transport == "session" else 0,
         create_group=request.create_group,
         join_group=request.join_group,
         page=caller.transport == "session" and page.FEATURE in request.features,
+        client_id=request.resume.client_id,
     )
-    resumed: list[int] = []
-    if request.HasField("resume"):
-        resumed = context.store.quarantine.resume(session, request.resume.session_id, request.resume.lease_ids)
+    resumed = context.store.quarantine.resume(session, request.resume.lease_ids)
     limits = context.store.parts.limits
     return session, pb.OpenSessionReply(
         boot_id=context.boot_id,

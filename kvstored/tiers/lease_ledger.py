@@ -46,6 +46,7 @@ class NotedSession(msgspec.Struct, frozen=True, array_like=True):
     """A client process that may hold leases."""
 
     session_id: bytes
+    client_id: bytes  # the same in every session of one client, as it says
     group_key: bytes
     group_id: bytes  # empty: it has no group that others can join
     tenant: str

@@ -36,13 +36,13 @@ def new():
 
 
 def left_by(connection):
-    return Left(b"s" * 16, 7, connection.holds)
+    return Left(connection.holds)
 
 
 def test_what_is_in_use_is_asked_for_and_nothing_else(old):
     Hold(old, [1, 2])
     Hold(old, [3]).release()
-    assert left_by(old).request() == pb.ResumeSession(session_id=b"s" * 16, boot_id=7, lease_ids=[1, 2])
+    assert left_by(old).in_use() == [1, 2]
 
 
 def test_what_the_daemon_still_holds_is_released_by_the_new_connection(old, new):
@@ -63,7 +63,7 @@ def test_a_hold_of_which_a_part_is_gone_is_gone_and_the_rest_is_given_back(old, 
 
 def test_what_was_released_after_it_was_asked_for_is_given_back(old, new):
     hold, left = Hold(old, [1]), left_by(old)
-    assert left.request().lease_ids == [1]
+    assert left.in_use() == [1]
     hold.release()
     left.resume(new, [1])
     assert new.posted == [1]
@@ -79,7 +79,7 @@ def test_what_is_released_by_a_finalizer_while_it_moves_is_given_back(old, new):
 def test_a_lease_that_was_handed_over_is_not_asked_for(old):
     hold = Hold(old, [1])
     hold.forget()
-    assert left_by(old).request().lease_ids == []
+    assert left_by(old).in_use() == []
 
 
 def test_with_a_daemon_that_knows_nothing_of_it_views_are_invalid_after_a_reconnect(tmp_path):

@@ -11,7 +11,7 @@ from kvstored.tiers.lease_ledger import LeaseLedger, NotedSession
 
 SIZE = 64 << 10
 KEY, DIGEST = b"k" * 16, b"d" * 16
-SESSION = NotedSession(b"s" * 16, KEY, b"", "acme", 17, 4711, 1000)
+SESSION = NotedSession(b"s" * 16, b"c" * 16, KEY, b"", "acme", 17, 4711, 1000)
 
 
 @pytest.fixture

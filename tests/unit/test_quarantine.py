@@ -35,13 +35,14 @@ def process():
     made.stdin.close()
 
 
-async def session_of(node, pid=0, uid=5, tenant="alice", **group):
+async def session_of(node, pid=0, uid=5, tenant="alice", client_id=b"me", **group):
     caller = Caller(tenant, "tenant", "session", "client", pid, uid)
     return await node.store.open_session(
         caller,
         staging_bytes=1 << 20,
         create_group=group.get("create_group", False),
         join_group=group.get("join_group", b""),
+        client_id=client_id,
     )
 
 
@@ -100,7 +101,7 @@ async def test_a_client_that_comes_back_holds_what_it_names_and_the_rest_ends(ke
         assert node.store.quarantine.leases == 2
         mine = await session_of(node, os.getpid())
         asked = [second.lease_id, third.lease_id, 12345]
-        assert node.store.quarantine.resume(mine, session.session_id, asked) == [second.lease_id]
+        assert node.store.quarantine.resume(mine, asked) == [second.lease_id]
         assert node.store.quarantine.leases == 0
         assert list(mine.group.leases) == [second.lease_id]
         space = await node.space(mine)
@@ -114,40 +115,58 @@ async def test_a_client_that_comes_back_holds_what_it_names_and_the_rest_ends(ke
     async with node_on(again) as node:  # killed once more: they are the new session's there
         await node.parts.revival.run()
         third_session = await session_of(node, os.getpid())
-        assert node.store.quarantine.resume(third_session, session.session_id, [second.lease_id]) == []
-        assert node.store.quarantine.resume(third_session, mine.session_id, [second.lease_id]) == [second.lease_id]
+        assert node.store.quarantine.resume(third_session, [second.lease_id]) == [second.lease_id]
+    for each in (left, again):
+        each.close()
+
+
+async def test_a_client_that_never_heard_of_its_last_session_gets_its_leases_all_the_same(keeper):
+    async with node_on(keeper) as node:
+        _, lease = await leased(node, os.getpid())
+        left = keeper.snapshot()
+    async with node_on(left) as node:
+        unheard = await session_of(node, os.getpid())
+        assert node.store.quarantine.resume(unheard, [lease.lease_id]) == [lease.lease_id]
+        again = left.snapshot()  # killed before the reply went out
+    async with node_on(again) as node:
+        await node.parts.revival.run()
+        mine = await session_of(node, os.getpid())
+        assert node.store.quarantine.resume(mine, [lease.lease_id]) == [lease.lease_id]
+        assert node.store.quarantine.leases == 0
     for each in (left, again):
         each.close()
 
 
 async def test_nobody_else_can_take_a_lease_over(keeper):
     async with node_on(keeper) as node:
-        session, lease = await leased(node)
+        _, lease = await leased(node)
         left = keeper.snapshot()
     async with node_on(left) as node:
         for stranger in (await session_of(node, uid=6), await session_of(node, tenant="bob")):
-            assert node.store.quarantine.resume(stranger, session.session_id, [lease.lease_id]) == []
+            assert node.store.quarantine.resume(stranger, [lease.lease_id]) == []
+        for client_id in (b"guessed", b""):
+            other = await session_of(node, client_id=client_id)
+            assert node.store.quarantine.resume(other, [lease.lease_id]) == []
         mine = await session_of(node)
-        assert node.store.quarantine.resume(mine, b"guessed" * 2, [lease.lease_id]) == []
-        assert node.store.quarantine.resume(mine, session.session_id, [lease.lease_id]) == [lease.lease_id]
-        assert node.store.quarantine.resume(mine, session.session_id, [lease.lease_id]) == []
+        assert node.store.quarantine.resume(mine, [lease.lease_id]) == [lease.lease_id]
+        assert node.store.quarantine.resume(mine, [lease.lease_id]) == []
     left.close()
 
 
 async def test_what_a_group_leased_is_held_until_all_of_its_members_came_back_or_are_gone(keeper):
     async with node_on(keeper) as node:
         scheduler, lease = await leased(node, create_group=True)
-        worker = await session_of(node, join_group=scheduler.group.group_id)
+        await session_of(node, client_id=b"worker", join_group=scheduler.group.group_id)
         left = keeper.snapshot()
     async with node_on(left) as node:
         await node.parts.revival.run()
         first = await session_of(node, join_group=scheduler.group.group_id)
         assert first.group.group_id == scheduler.group.group_id
-        assert node.store.quarantine.resume(first, scheduler.session_id, []) == []
+        assert node.store.quarantine.resume(first, []) == []
         assert node.store.quarantine.leases == 1
-        second = await session_of(node, join_group=scheduler.group.group_id)
+        second = await session_of(node, client_id=b"worker", join_group=scheduler.group.group_id)
         assert second.group is first.group
-        assert node.store.quarantine.resume(second, worker.session_id, [lease.lease_id]) == [lease.lease_id]
+        assert node.store.quarantine.resume(second, [lease.lease_id]) == [lease.lease_id]
         assert node.store.quarantine.leases == 0
         assert node.store.reads.release(first, [lease.lease_id]) == 1
         with pytest.raises(NotFound):
@@ -180,7 +199,7 @@ async def test_a_block_deleted_under_a_lease_stays_deleted_and_its_slot_held(kee
         assert (await node.get(mine, space, chain("a", 8))).blocks == 6
         await fill(node, mine)
         assert bytes_of(node, lease.slots) == [payload(hash_) for hash_ in chain("a", 8)]
-        assert node.store.quarantine.resume(mine, session.session_id, [lease.lease_id]) == [lease.lease_id]
+        assert node.store.quarantine.resume(mine, [lease.lease_id]) == [lease.lease_id]
     left.close()
 
 
@@ -235,12 +254,12 @@ async def test_a_session_that_ended_and_a_grpc_one_leave_nothing_behind(keeper):
 
 async def test_leases_stay_noted_over_an_orderly_stop(keeper):
     async with node_on(keeper) as node:
-        session, lease = await leased(node, os.getpid())
+        _, lease = await leased(node, os.getpid())
         node.store.reads.notes.freeze()
     async with node_on(keeper) as node:
         assert node.store.quarantine.leases == 1
         mine = await session_of(node, os.getpid())
-        assert node.store.quarantine.resume(mine, session.session_id, [lease.lease_id]) == [lease.lease_id]
+        assert node.store.quarantine.resume(mine, [lease.lease_id]) == [lease.lease_id]
 
 
 async def test_a_lease_that_cannot_be_noted_is_not_given(keeper, monkeypatch):

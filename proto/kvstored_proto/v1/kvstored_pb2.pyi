@@ -120,18 +120,16 @@ class OpenSessionRequest(_message.Message):
     staging_bytes: int
     create_group: bool
     join_group: bytes
-    resume: ResumeSession
-    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., client_name: _Optional[str] = ..., client_version: _Optional[str] = ..., token: _Optional[str] = ..., staging_bytes: _Optional[int] = ..., create_group: bool = ..., join_group: _Optional[bytes] = ..., resume: _Optional[_Union[ResumeSession, _Mapping]] = ...) -> None: ...
+    resume: Resume
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., client_name: _Optional[str] = ..., client_version: _Optional[str] = ..., token: _Optional[str] = ..., staging_bytes: _Optional[int] = ..., create_group: bool = ..., join_group: _Optional[bytes] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
 
-class ResumeSession(_message.Message):
-    __slots__ = ("session_id", "boot_id", "lease_ids")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+class Resume(_message.Message):
+    __slots__ = ("client_id", "lease_ids")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
-    session_id: bytes
-    boot_id: int
+    client_id: bytes
     lease_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[bytes] = ..., boot_id: _Optional[int] = ..., lease_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, client_id: _Optional[bytes] = ..., lease_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenSessionReply(_message.Message):
     __slots__ = ("boot_id", "protocol", "features", "session_id", "tenant", "role", "group_id", "staging_bytes", "daemon_version", "limits", "idle_timeout_ms", "resumed_leases")
