@@ -52,6 +52,11 @@ class Quarantine:
         """How many are held."""
         return sum(len(held.group.leases) for held in self._groups.values())
 
+    def dead_blocks(self) -> int:
+        """How many slots are held whose block is gone: used, but not to be listed."""
+        leases = [lease for held in self._groups.values() for lease in held.group.leases.values()]
+        return len({entry.slot for lease in leases for entry in lease.entries if entry.state == DEAD})
+
     # ---- entering ----
 
     def enter(self) -> None:

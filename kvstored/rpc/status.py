@@ -119,6 +119,7 @@ def _counters(context: Context) -> dict[str, int]:
     parts = context.store.parts
     counters = {**context.metrics.counters, **{f"held_{k}": v for k, v in context.store.held().items()}}
     counters["quarantined_leases"] = context.store.quarantine.leases
+    counters["quarantined_dead_blocks"] = context.store.quarantine.dead_blocks()
     if parts.below is not None:
         counters.update({f"nvme_{name}": value for name, value in parts.below.tier.counters().items()})
         counters["mover_queued"] = parts.below.promoter.queued_blocks

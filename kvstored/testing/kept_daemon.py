@@ -29,7 +29,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 class KeptDaemon(DaemonProcess):
     """A `DaemonProcess` that finds at each start what it left at the end before, however that came."""
 
-    descriptors_max = 128
+    descriptors_max = 1100
 
     def _spawn(self) -> None:
         assert self._process is None, "already started"

@@ -199,6 +199,7 @@ async def test_a_block_deleted_under_a_lease_stays_deleted_and_its_slot_held(kee
         assert (await node.get(mine, space, chain("a", 8))).blocks == 6
         await fill(node, mine)
         assert bytes_of(node, lease.slots) == [payload(hash_) for hash_ in chain("a", 8)]
+        assert node.store.quarantine.dead_blocks() == 2
         assert node.store.quarantine.resume(mine, [lease.lease_id]) == [lease.lease_id]
     left.close()
 
