@@ -215,6 +215,7 @@ class Recycler:
 
     def _erase_footer(self, extent: int) -> None:
         """Nothing found in this extent from here on is from before."""
+        self._mover.forgive(extent)
         offset = self._table.extent_bytes - TRAILER_BYTES
         there = self._directory.device.exists(self._mover.path(extent))
         if there and self._mover.read_at(extent, offset, TRAILER_BYTES):

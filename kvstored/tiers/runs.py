@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import threading
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -79,6 +81,8 @@ class Mover:
         self._device = device
         self._files = files
         self._directory = directory
+        self._syncing: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        self._lost: set[int] = set()  # extents of which a sync failed
 
     def path(self, extent: int) -> Path:
         """The file of an extent."""
@@ -101,9 +105,23 @@ class Mover:
             self._device.write(file, run.offset, run.pieces())
 
     def sync(self, extent: int) -> None:
-        """Make an extent's bytes durable; raises DeviceError."""
-        with self._files.use(self.path(extent)) as file:
-            self._device.sync(file)
+        """Make an extent's bytes durable; raises DeviceError.
+
+        Where it fails once it fails again, until `forgive`: what the kernel could not write counts as clean from
+        then on, and a later sync would succeed for other callers' blocks that never reach the device.
+        """
+        with self._syncing[extent], self._files.use(self.path(extent)) as file:
+            if extent in self._lost:
+                raise DeviceError(f"syncing {file.path}: an earlier sync failed")
+            try:
+                self._device.sync(file)
+            except DeviceError:
+                self._lost.add(extent)
+                raise
+
+    def forgive(self, extent: int) -> None:
+        """Nothing that was written to the extent before is needed any more."""
+        self._lost.discard(extent)
 
     def read_at(self, extent: int, offset: int, size_bytes: int) -> bytes:
         """Bytes of the tier's own; empty where the file ends before them. Raises DeviceError."""
