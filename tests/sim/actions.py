@@ -56,7 +56,7 @@ class Orphan:
     """A client whose daemon has died."""
 
     def __init__(self, session, tenant, leases):
-        self.session_id = session.session_id
+        self.client_id = session.client_id
         self.tenant = tenant
         self.leases = leases
 
@@ -118,6 +118,8 @@ async def open_session(world, _client):
     rng, store, plan = world.rng, world.node.store, world.plan
     tenant = rng.choice(plan.tenants)
     peers = [c for c in world.clients if c.tenant == tenant and c.session.group.group_id]
+    orphans = [orphan for orphan in world.orphans if orphan.tenant == tenant and rng.random() < 0.8]
+    orphan = orphans[0] if orphans else None  # a client whose daemon has died is back
     join = rng.choice(peers).session.group.group_id if peers and rng.random() < 0.5 else b""
     session = await store.open_session(
         Caller(tenant, "tenant", "session"),
@@ -125,10 +127,12 @@ async def open_session(world, _client):
         create_group=not join and rng.random() < 0.5,
         join_group=join,
         page=rng.random() < 0.5,
+        client_id=orphan.client_id if orphan else world.new_client_id(),
     )
     client = Client(session, plan.sizes[tenant])
     world.clients.append(client)
-    resume(world, client)
+    if orphan is not None:
+        resume(world, client, orphan)
     for number in range(len(client.sizes)):
         spec = pb.NamespaceSpec(model=f"model-{number}")
         world.tenant_of[wire.digest(tenant, spec)] = tenant
@@ -140,15 +144,13 @@ async def open_session(world, _client):
     return "opened"
 
 
-def resume(world, client):
-    """An old client of this tenant may be back: some of what it was reading is its own again."""
-    orphans = [orphan for orphan in world.orphans if orphan.tenant == client.tenant]
-    if not orphans or world.rng.random() < 0.2:
+def resume(world, client, orphan):
+    """Some of what it was reading is its own again."""
+    if orphan not in world.orphans:  # another came first
         return
-    orphan = world.rng.choice(orphans)
     world.orphans.remove(orphan)
     wanted = [lease_id for lease_id in orphan.leases if world.rng.random() < 0.8]
-    resumed = world.node.store.quarantine.resume(client.session, orphan.session_id, wanted)
+    resumed = world.node.store.quarantine.resume(client.session, wanted)
     for other in world.orphans:  # of the same group
         for lease_id in resumed:
             other.leases.pop(lease_id, None)

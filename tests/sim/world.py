@@ -59,6 +59,7 @@ class World:
         self._now = 1000.0
         self._trace = hashlib.sha256()
         self._crash_in = 0
+        self._client_ids = 0
         self._crash_kind = ""
         self._restarted = False
         self._crash_by = 0.0
@@ -320,6 +321,11 @@ class World:
 
     def _lost_its_format(self, path):
         return all(self.device.is_spoilt(path / name, 0, 1) for name in ("FORMAT", "FORMAT.copy"))
+
+    def new_client_id(self):
+        """What a client calls itself, before and after a restart of the daemon."""
+        self._client_ids += 1
+        return self._client_ids.to_bytes(16, "big")
 
     def all_paths_ok(self):
         """Whether every path is open and takes writes."""
