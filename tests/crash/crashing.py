@@ -32,6 +32,7 @@ class Crashing:
         self.counts_path = daemon.directory / "counts"
         self.counts = Counts(self.counts_path, WRITERS, COUNTS)
         self.orders = 0
+        self.lost = 0
         self.admin = Client(daemon.address, name="crash audit", token=token(ADMIN), staging_bytes=0, timeout_s=20.0)
         context = multiprocessing.get_context("spawn")
         self.order(Order.RUN)
@@ -96,6 +97,7 @@ class Crashing:
         self.order(Order.CHECK)
         self.obeyed()
         self.account(Counter())  # nothing is leased any more
+        self.say_losses()
         self.totals["rounds"] += 1
         self.order(Order.RUN)
 
@@ -136,6 +138,13 @@ class Crashing:
         found += accounting.disk_errors(self.daemon.nvme_path, self.phase.nvme_bytes, 32 << 20)
         self.totals["accounting_errors"] += accounting.report(found)
         self.totals["accounts"] += 1
+
+    def say_losses(self):
+        """What the daemon had to say, where something was lost since the last time."""
+        lost = self.counts.total("durable_lost") + self.counts.total("dram_lost") + self.counts.total("wrong_bytes")
+        if lost > self.lost:
+            self.lost = lost
+            progress(f"round {self.totals['rounds'] + 1}, the end of the daemon's log:\n{self.daemon.log_tail()}")
 
     def verify(self):
         """At the end of the phase every byte in both tiers against its content hash."""

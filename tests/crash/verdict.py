@@ -92,7 +92,10 @@ class Checker:
         if verdict == "evicted" and evicted_s(detail) + RECORD_S >= chain.promised_s[index]:
             self.count("evicted_blocks")
             return
-        progress(f"lost: block {index} of chain {chain.number}, {promise.name}, the daemon says {verdict}")
+        age_s = time.time() - chain.promised_s[index]
+        what = f"{promise.name}, {chain.block_bytes} bytes, version {chain.versions[index]}, promised {age_s:.1f} s ago"
+        around = "".join(str(int(each)) for each in chain.promises)
+        progress(f"lost: block {index} of chain {chain.number}: {what}; chain {around}; {verdict}: {detail}")
         name = "durable" if promise is Promise.NVME else "dram"
         self.count(f"{name}_checked")
         self.count(f"{name}_lost")
@@ -103,8 +106,8 @@ class Checker:
         request = admin_pb2.ExplainRequest(hash=chain.hashes[index], namespace_digest=digest)
         try:
             answer = self.client.call(pb.OPERATION_EXPLAIN, request, admin_pb2.ExplainReply)
-        except Refused:
-            return "never_stored", "nothing is known of the whole namespace"
+        except Refused as refused:
+            return "never_stored", str(refused)  # nothing is known of the whole namespace
         except KVStoredClientError:
             return "", ""
         return answer.verdict, answer.detail
