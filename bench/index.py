@@ -125,7 +125,7 @@ def measure(arguments: argparse.Namespace) -> Values:
         fill(path, arguments.blocks)
         index_bytes = (path / "index" / "data.mdb").stat().st_size
         clean = _in_a_process(path)
-        (path / "index" / "CLEAN").unlink()
+        (path / "CLEAN").unlink()
         killed = _in_a_process(path)
         shutil.rmtree(path / "index")
         rebuilt = _in_a_process(path)

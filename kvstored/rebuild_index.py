@@ -62,7 +62,7 @@ def _rebuild(path: Path, extent_bytes: int) -> Report:
         if directory.old_format:
             raise ConfigError(f"nvme.paths: {path} has an older format: start kvstored once, which converts it")
         report = rebuild(source_of(directory))
-        mark_clean(device, directory.index)
+        mark_clean(directory)
         return report
     finally:
         directory.close()

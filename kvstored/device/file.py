@@ -36,6 +36,10 @@ class NoSpace(DeviceError):
     """The file system is full, or its quota is."""
 
 
+class CutShort(DeviceError):
+    """The file ends before what was to be read: the device answers, the bytes are not there."""
+
+
 class File(NamedTuple):
     """An open file."""
 
@@ -83,7 +87,7 @@ class FileDevice:
     def read(self, file: File, offset: int, pieces: Sequence[Piece]) -> None:
         """Fill the pieces, one after the other, from `offset` on.
 
-        Raises DeviceError where the file ends before they are full.
+        Raises CutShort where the file ends before they are full, DeviceError where the device fails.
         """
         with device_errors(f"reading {file.path} at {offset}"):
             self._move(self._preadv, file, offset, pieces)
@@ -293,7 +297,7 @@ class FileDevice:
         while rest:
             moved = call(file, [(ctypes.c_char * size).from_address(address) for address, size in rest], offset)
             if moved <= 0:
-                raise OSError(errno.EIO, "the file ends here")
+                raise CutShort(f"{file.path} at {offset}: the file ends here")
             offset += moved
             rest = _after(rest, moved)
 

@@ -2,7 +2,8 @@
 
 LMDB trusts its pages, which carry no checksum: a damaged one can end or hang the process that
 reads it. So the daemon has this process read everything first and opens only what this has
-copied: every CRC right, every key in order, every extent's account equal to its records. The
+copied: every CRC right, every key in order, every extent's account equal to its records, and
+nothing on the volume newer than it. The
 copy is made by LMDB itself and takes over neither branches nor the list of free pages.
 
 It prints one JSON line, a `Report`. Exit status: 0 the index is good (or was made), 3 it is
@@ -29,6 +30,7 @@ import msgspec
 from kvstored.device.file import FileDevice, NoSpace
 from kvstored.errors import CorruptData, DeviceError
 from kvstored.keys import slot_bytes
+from kvstored.tiers.footers import check_age
 from kvstored.tiers.formats import (
     COUNTED,
     COUNTED_VALUES,
@@ -41,7 +43,7 @@ from kvstored.tiers.formats import (
 )
 from kvstored.tiers.index_copy import DATA_FILE, IndexCopy
 from kvstored.tiers.sources import Report, Source
-from kvstored.tiers.tombstones import unpack_tombstones
+from kvstored.tiers.tombstones import read_tombstones
 from kvstored.tiers.transaction import lmdb_errors
 
 EXIT_DAMAGED: Final = 3
@@ -119,6 +121,7 @@ def audit(source: Source, index: Opened) -> Report:
         places = map(itemgetter(COUNTED), index.values(txn, b"records"))
         report = _compare(rows, Counter(places))
         _no_deleted_block(source, txn, index.databases[b"records"])
+        check_age(FileDevice(), source, rows)
         report.namespaces = txn.stat(index.databases[b"namespaces"])["entries"]
     return report
 
@@ -145,7 +148,7 @@ def _compare(rows: list[ExtentRow], counted: Counter[bytes]) -> Report:
 
 def _no_deleted_block(source: Source, txn: Any, records: Any) -> None:
     """An index from before a delete, such as a damaged page may bring back, is not one to go on with."""
-    tombstones, _ = unpack_tombstones(FileDevice().read_whole(source.tombstones) or b"")
+    tombstones, _, _ = read_tombstones(FileDevice(), source.tombstones)
     for tombstone in tombstones:
         value = txn.get(tombstone.key, db=records)
         if value is not None and lies_at(value, *tombstone[1:]):

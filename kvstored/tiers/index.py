@@ -94,7 +94,7 @@ class Index:
         prepare(directory)
 
     def _mark_clean(self, directory: VolumeDirectory) -> None:
-        mark_clean(directory.device, self._path)
+        mark_clean(directory)
 
     def close(self) -> None:
         """Let go of the environment; everything committed is durable already."""
@@ -286,7 +286,7 @@ class Index:
         return removed, {extent: (-row.live_bytes, -row.live_blocks)}
 
     def forget(self, extent: int) -> None:
-        """The extent's file is about to be removed."""
+        """The extent's file was removed."""
         self._update(lambda txn: txn.delete(pack_extent_key(extent), db=self._extents))
 
     # --- the rest (writer thread) ---

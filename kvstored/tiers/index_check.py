@@ -1,6 +1,7 @@
 """Before an index is opened: is it the one that was closed in order, or does it check out, or must it be made anew.
 
-An orderly close leaves the hash of the data file beside it. Where that still fits, nothing has
+An orderly close leaves the hash of the data file in the volume's directory (not in the index's:
+an older index that somebody put back would bring its own). Where that still fits, nothing has
 changed since and the index is opened at once. Else a process of its own checks and copies it
 (`check`), and where that finds damage, or dies, or does not come to an end, another makes it
 anew (`rebuild`).
@@ -51,7 +52,7 @@ def prepare(directory: VolumeDirectory) -> Report | None:
     Raises DeviceError where the device fails.
     """
     device = directory.device
-    was_clean = _take_clean_mark(device, directory.index)
+    was_clean = _take_clean_mark(directory)
     device.remove(directory.index / LOCK_FILE)  # of processes that are gone
     there = device.exists(directory.index / DATA_FILE)
     if not there and not device.names(directory.extents):
@@ -117,21 +118,25 @@ def _timeout_s(mode: str, source: Source) -> float:
     return REBUILD_TIMEOUT_S + extents * REBUILD_S_PER_EXTENT + size / REBUILD_BYTES_PER_S
 
 
-def mark_clean(device: FileDevice, index: Path) -> None:
+def mark_clean(directory: VolumeDirectory) -> None:
     """After the environment is closed: note what its file is. A failure only costs a check."""
+    device, data = directory.device, directory.index / DATA_FILE
     with suppress(DeviceError):
-        if device.exists(index / DATA_FILE):
-            device.replace(index / CLEAN_FILE, _hash_file(device, index / DATA_FILE))
+        if device.exists(data):
+            device.replace(directory.path / CLEAN_FILE, _hash_file(device, data))
 
 
-def _take_clean_mark(device: FileDevice, index: Path) -> bool:
+def _take_clean_mark(directory: VolumeDirectory) -> bool:
     """Whether the file is the one that an orderly close left; the mark is gone, durably, when this returns."""
-    mark = device.read_whole(index / CLEAN_FILE)
-    if mark in (None, _OPEN):
-        return False
-    device.replace(index / CLEAN_FILE, _OPEN)
+    device, path, data = directory.device, directory.path / CLEAN_FILE, directory.index / DATA_FILE
+    mark = b""  # unreadable: fits nothing
     with suppress(DeviceError):
-        return device.exists(index / DATA_FILE) and _hash_file(device, index / DATA_FILE) == mark
+        mark = device.read_whole(path) or _OPEN
+    if mark == _OPEN:
+        return False
+    device.replace(path, _OPEN)
+    with suppress(DeviceError):
+        return device.exists(data) and _hash_file(device, data) == mark
     return False
 
 

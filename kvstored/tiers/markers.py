@@ -1,6 +1,6 @@
 """The files that say which format a volume has and whose it is: the same twice, each with a CRC.
 
-One that is damaged or lost is written anew from the other.
+One that is damaged, unreadable or lost is written anew from the other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from kvstored.device.file import FileDevice
-from kvstored.errors import CorruptData
+from kvstored.errors import CorruptData, DeviceError
 from kvstored.tiers.formats import FORMAT_VERSION
 
 MARKER: Final = "FORMAT"
@@ -38,13 +38,21 @@ class VolumeFormat(msgspec.Struct):
 def read_markers(device: FileDevice, path: Path) -> VolumeFormat | None:
     """What a volume's markers say, or None where there are none.
 
-    Raises CorruptData where neither is whole, DeviceError where they cannot be read or repaired.
+    Raises CorruptData where neither is whole, DeviceError where neither can be read or one cannot be repaired.
     """
-    stored = {name: device.read_whole(path / name) for name in MARKERS}
-    found = {name: _decode(data) for name, data in stored.items() if data is not None}
+    found, failure = dict[str, VolumeFormat | None](), None
+    for name in MARKERS:
+        try:
+            data = device.read_whole(path / name)
+            if data is not None:
+                found[name] = _decode(data)
+        except DeviceError as error:  # a bad sector, say: that is what there are two for
+            found[name], failure = None, error
     whole = [marker for marker in found.values() if marker is not None]
     if not found:
         return None
+    if not whole and failure is not None:
+        raise failure
     if not whole:
         raise CorruptData(f"{path / MARKER} is damaged, and so is its copy: empty the directory")
     best = max(whole, key=lambda marker: marker.format)

@@ -8,13 +8,16 @@ the file, so that what comes may be older than what counted last.
 
 from __future__ import annotations
 
+import os
 import resource
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 PAGE_BYTES: Final = resource.getpagesize()
+PIECE_BYTES: Final = 64 * PAGE_BYTES
 # page number, padding, flags, end of the pointers, begin of the nodes
 _PAGE: Final = struct.Struct("<QHHHH")
 # low and high half of the value's size, flags, bytes of the key
@@ -24,11 +27,28 @@ _ELSEWHERE: Final = 0x01  # the value is on pages of its own; its number stands 
 
 
 def entries(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of all leaves, in no order; raises OSError where the file cannot be read."""
-    with path.open("rb") as file:
-        while len(page := file.read(PAGE_BYTES)) == PAGE_BYTES:
-            if page[10] & _LEAF:
-                yield from _nodes(page)
+    """Keys and values of all leaves that can be read, in no order; raises OSError where there is no such file."""
+    with path.open("rb", buffering=0) as file:
+        for offset in range(0, os.fstat(file.fileno()).st_size, PIECE_BYTES):
+            piece = _read(file.fileno(), offset)
+            for at in range(0, len(piece) - PAGE_BYTES + 1, PAGE_BYTES):
+                page = piece[at : at + PAGE_BYTES]
+                if page[10] & _LEAF:
+                    yield from _nodes(page)
+
+
+def _read(descriptor: int, offset: int) -> bytes:
+    """A piece of a file, with zeros for pages that cannot be read."""
+    with suppress(OSError):
+        return os.pread(descriptor, PIECE_BYTES, offset)
+    pages: list[bytes] = []
+    for at in range(offset, offset + PIECE_BYTES, PAGE_BYTES):
+        try:
+            page = os.pread(descriptor, PAGE_BYTES, at)
+        except OSError:
+            page = bytes(PAGE_BYTES)
+        pages.append(page)
+    return b"".join(pages)
 
 
 def _nodes(page: bytes) -> Iterator[tuple[bytes, bytes]]:

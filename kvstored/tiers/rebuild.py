@@ -10,10 +10,8 @@ checked against its content hash whenever they are read.
 
 from __future__ import annotations
 
-import re
-import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,9 +20,9 @@ from kvstored.errors import CorruptData
 from kvstored.keys import HASH_BYTES_MIN, Namespace, slot_bytes
 from kvstored.tiers import pages
 from kvstored.tiers.check import take
+from kvstored.tiers.footers import Footer, extent_files, read_footers
 from kvstored.tiers.formats import (
     DIGEST_BYTES,
-    TRAILER_BYTES,
     ExtentRow,
     Header,
     Kind,
@@ -42,21 +40,16 @@ from kvstored.tiers.formats import (
     unpack_namespace,
     unpack_record,
     unpack_row,
-    unpack_trailer,
     with_crc,
 )
 from kvstored.tiers.index_copy import DATA_FILE, IndexCopy
 from kvstored.tiers.namespaces import NamespaceFiles
 from kvstored.tiers.sources import Report, Source
-from kvstored.tiers.tombstones import Tombstone, unpack_tombstones
+from kvstored.tiers.tombstones import Tombstone, read_tombstones
 
 HEADERS_PER_ENTRY: Final = 1024  # of the journal
-_EXTENT_FILE: Final = re.compile(r"(\d{8})\.ext")
 _ROW_KEY_BYTES: Final = len(pack_extent_key(0))
 _RECORD_KEY_BYTES_MIN: Final = DIGEST_BYTES + HASH_BYTES_MIN
-
-Footer = tuple[Trailer, bytes]
-"""A sealed extent's trailer and headers."""
 
 
 class Salvage(NamedTuple):
@@ -71,12 +64,12 @@ def rebuild(source: Source) -> Report:
     """Make the index anew and put it in the place of what is there; raises DeviceError."""
     device = FileDevice()
     device.make_directory(source.index)
-    footers = dict(_footers(device, source))
+    footers = dict(read_footers(device, source))
     known = {(extent, trailer.generation) for extent, (trailer, _) in footers.items()}
     salvage = _salvage(source.index / DATA_FILE, known)
-    tombstones, _ = unpack_tombstones(device.read_whole(source.tombstones) or b"")
+    tombstones, _, _ = read_tombstones(device, source.tombstones)
     merged = Merge(source, tombstones)
-    _merge(merged, footers, salvage, _extent_files(device, source))
+    _merge(merged, footers, salvage, extent_files(device, source))
     namespaces = {n.digest: n for n in (*salvage.namespaces, *NamespaceFiles(device, source.namespaces).read())}
     copy = IndexCopy(source.index)
     try:
@@ -171,37 +164,6 @@ def _merge(merged: Merge, footers: dict[int, Footer], salvage: Salvage, extents:
             merged.unsealed(extent, row.generation, row.tenant, [headers[offset] for offset in sorted(headers)])
         else:
             merged.free(extent, fresh)
-
-
-def _extent_files(device: FileDevice, source: Source) -> list[int]:
-    matches = (_EXTENT_FILE.fullmatch(name) for name in device.names(source.extents))
-    return sorted(int(match[1]) for match in matches if match)
-
-
-def _footers(device: FileDevice, source: Source) -> Iterator[tuple[int, Footer]]:
-    """Footers that are whole and say that they are this very extent's."""
-    for extent in _extent_files(device, source):
-        path = source.extents / f"{extent:08d}.ext"
-        try:
-            footer = _footer(path, source, extent)
-        except OSError:
-            continue  # unreadable: free space until it is written again
-        if footer is not None:
-            yield extent, footer
-
-
-def _footer(path: Path, source: Source, extent: int) -> Footer | None:
-    with path.open("rb") as file:
-        file.seek(source.extent_bytes - TRAILER_BYTES)
-        trailer = unpack_trailer(file.read(TRAILER_BYTES))
-        if trailer is None or (trailer.volume, trailer.extent) != (source.identity, extent):
-            return None
-        size = footer_bytes(trailer.header_bytes)
-        if size > source.extent_bytes:
-            return None
-        file.seek(source.extent_bytes - size)
-        headers = file.read(trailer.header_bytes)
-    return (trailer, headers) if zlib.crc32(headers) == trailer.headers_crc else None
 
 
 def _salvage(path: Path, known: set[tuple[int, int]]) -> Salvage:

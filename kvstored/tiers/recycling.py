@@ -111,8 +111,9 @@ class Recycler:
                 break
             if extent.state is not State.FREE:
                 await self._recycle(extent)
-            await self._calls.call(self._threads.index_writer, self._index.forget, extent.number)
+            # The file first: one with a footer that no row knows says that the index is an old one (`footers`).
             await self._calls.call(self._threads.stores, self._remove_file, extent.number)
+            await self._calls.call(self._threads.index_writer, self._index.forget, extent.number)
             self._table.forget(extent)
 
     async def _seal(self, extent: Extent, sequence: int) -> None:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvstored.device.file import PIECES_PER_CALL_MAX, FileDevice, Piece
+from kvstored.device.file import PIECES_PER_CALL_MAX, CutShort, FileDevice, Piece
 from kvstored.device.handles import OpenFiles
 from kvstored.device.memory import hash_bytes
 from kvstored.errors import DeviceError
@@ -93,9 +93,9 @@ class Mover:
         try:
             with self._files.use(self.path(run.extent), make=False) as file:
                 self._device.read(file, run.offset, run.pieces())
-        except DeviceError:
-            if len(run.blocks) == 1:
-                return [Read.UNREADABLE]
+        except DeviceError as error:
+            if len(run.blocks) == 1:  # a file that is too short is no fault of the device's
+                return [Read.CORRUPT if isinstance(error, CutShort) else Read.UNREADABLE]
             return [self.read(Run(b.extent, b.offset, [b]))[0] for b in run.blocks]
         return [_check(block) for block in run.blocks]
 

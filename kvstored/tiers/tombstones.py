@@ -60,6 +60,32 @@ def unpack_tombstones(data: bytes) -> tuple[list[Tombstone], int]:
     return found, damaged
 
 
+def read_tombstones(device: FileDevice, path: Path) -> tuple[list[Tombstone], int, bytes]:
+    """The entries of a file, how many are damaged or unreadable, and its bytes. Raises DeviceError."""
+    try:
+        data = device.read_whole(path) or b""
+    except DeviceError:
+        data = _read_pages(device, path)
+    return *unpack_tombstones(data), data
+
+
+def _read_pages(device: FileDevice, path: Path) -> bytes:
+    """What can be read of a file with a bad sector; the rest passes for damaged entries."""
+    pages: list[bytes] = []
+    file = device.open(path, direct=False, make=False)
+    try:
+        for offset in range(0, device.size_bytes(file), ALIGN_BYTES):
+            try:
+                pages.append(device.read_bytes(file, offset, ALIGN_BYTES))
+            except DeviceError:
+                pages.append(b"\xff" * ALIGN_BYTES)
+    finally:
+        device.close(file)
+    if all(page[0] == 0xFF for page in pages):  # not a bad sector: the device
+        raise DeviceError(f"{path} cannot be read")
+    return b"".join(pages)
+
+
 class Tombstones:
     """The file of one volume; used by one thread at a time."""
 
@@ -78,8 +104,7 @@ class Tombstones:
 
     def open(self, rows: Iterable[ExtentRow]) -> None:
         """Take over the file; raises DeviceError."""
-        data = self._device.read_whole(self._path) or b""
-        found, damaged = unpack_tombstones(data)
+        found, damaged, data = read_tombstones(self._device, self._path)
         if damaged:
             _log.warning("%s: %d damaged entries are passed over", self._path, damaged)
         kept = _still_needed(found, rows)
@@ -112,7 +137,7 @@ class Tombstones:
     def forget(self, rows: Iterable[ExtentRow]) -> None:
         """Write the file anew without the entries that nobody needs; a failure leaves it as it is."""
         with suppress(DeviceError):
-            found, _ = unpack_tombstones(self._device.read_whole(self._path) or b"")
+            found, _, _ = read_tombstones(self._device, self._path)
             self._rewrite(_still_needed(found, rows))
 
     def _rewrite(self, kept: Sequence[Tombstone]) -> None:

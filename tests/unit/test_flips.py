@@ -35,7 +35,7 @@ content = lru_cache(contract_lower_tier.content)
 KINDS = {
     "FORMAT": (0, 1),
     "FORMAT.copy": (0, 1),
-    "index/CLEAN": (0, 1),
+    "CLEAN": (0, 1),
     "tombstones": (0, 1),
     "namespaces": (0, 1),
     "index/data.mdb": (11, 8),
@@ -162,7 +162,7 @@ async def test_a_flipped_byte_costs_a_block_or_nothing(directory, blocks, server
     kinds = rng.choices(list(KINDS), [weight for _, weight in KINDS.values()], k=PLACES // GROUPS)
     cost = Counter()
     for kind in kinds:
-        volume = volumes[0] if kind == "index/CLEAN" else rng.choice(volumes)  # a kill leaves none
+        volume = volumes[0] if kind == "CLEAN" else rng.choice(volumes)  # a kill leaves none
         cost[kind] += await live_through(directory, volume, blocks, kind, rng)
     assert cost["block"], "flips in blocks are noticed"
     print(dict(Counter(kinds)), "missing:", dict(cost), dict(Counter(server.modes)), "deaths:", server.deaths)

@@ -8,7 +8,7 @@ import pytest
 from kvstored.testing.contract_lower_tier import DIGEST, Blocks, block_hash, content, find, load_all
 from kvstored.testing.faulty import FakeDevice, Faults
 from kvstored.tiers.base import Health
-from kvstored.tiers.volume import Volume
+from kvstored.tiers.volume import UNREADABLE_IN_A_ROW_MAX, Volume
 from tests.unit.test_nvme import EXTENT_BYTES, Harness, names, store
 
 
@@ -375,6 +375,20 @@ async def test_an_extent_that_was_cut_short_is_scrubbed_first(tmp_path, blocks):
         await until(lambda: harness.tier.counters().get("scrubbed_extents"))
         assert {hash_ for _, _, hash_ in harness.dropped} == {block_hash(f"a{i}") for i in range(3, 7)}
         assert harness.tier.usage().blocks == 3
+
+
+async def test_an_extent_that_lost_many_blocks_costs_no_other(tmp_path, blocks):
+    async with faulty_harness(tmp_path, extent_bytes=64 * 16384, capacity_bytes=256 * 16384) as harness:
+        await store(harness, blocks, names("a", 100))
+        await harness.tier.close()
+        os.truncate(tmp_path / "drive0" / "extents" / "00000001.ext", 16384)
+        harness.tier = harness.make()
+        await harness.tier.open()
+        found = await load_all(harness, blocks, "t", names("a", 100))
+        assert harness.tier.health is Health.OK, "the device reads what is there"
+        assert "a0" in found
+        assert len(found) == harness.tier.usage().blocks == 100 - len(harness.dropped)
+        assert len(harness.dropped) > UNREADABLE_IN_A_ROW_MAX
 
 
 # --- scrub ---

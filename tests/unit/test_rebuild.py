@@ -1,5 +1,6 @@
 """An index that is damaged, lost or of an older format: made anew, with nothing wrong in it."""
 
+import errno
 import json
 import os
 import shutil
@@ -13,14 +14,15 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from kvstored.device.file import ALIGN_BYTES, FileDevice
 from kvstored.errors import CorruptData
 from kvstored.testing.contract_lower_tier import DIGEST, OTHER_DIGEST, Blocks, block_hash, content, find, load_all
-from kvstored.tiers import check, index_check
+from kvstored.tiers import check, index_check, pages
 from kvstored.tiers.base import Health
-from kvstored.tiers.formats import pack_extent_key, pack_row, unpack_row, unpack_trailer
+from kvstored.tiers.formats import State, pack_extent_key, pack_row, unpack_row, unpack_trailer
 from kvstored.tiers.index_copy import IndexCopy
 from kvstored.tiers.sources import Source
-from kvstored.tiers.tombstones import unpack_tombstones
+from kvstored.tiers.tombstones import ENTRY_BYTES, unpack_tombstones
 from tests.unit import format1
 from tests.unit.test_nvme import EXTENT_BYTES, Harness, names, refused, store
 
@@ -207,6 +209,35 @@ async def test_an_index_from_before_a_delete_is_made_anew(tmp_path, blocks, mode
         assert await loaded(harness, blocks, names("a", 5)) == set(names("a", 5)[1:])
 
 
+@pytest.mark.parametrize("later", ["sealed", "begun and sealed", "recycled"])
+async def test_an_index_that_is_older_than_an_extent_is_made_anew(tmp_path, blocks, modes, later):
+    before, after = {"sealed": (5, 9), "begun and sealed": (7, 16), "recycled": (28, 49)}[later]
+    async with Harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", before))
+    saved = tmp_path / "saved"
+    shutil.copytree(data_file(tmp_path).parent, saved)
+    async with Harness(tmp_path) as harness:
+        for name in names("a", after)[before:]:
+            await store(harness, blocks, [name])
+        sealed = {name for name in names("a", after) if await sealed_in(harness, name)}
+    shutil.rmtree(data_file(tmp_path).parent)
+    saved.rename(data_file(tmp_path).parent)
+    modes.clear()
+    async with Harness(tmp_path) as harness:
+        assert modes == ["check", "rebuild"]
+        assert await loaded(harness, blocks, sealed) == sealed
+        assert await store(harness, blocks, names("b", 10)) == [True] * 10
+        await harness.restart()
+        assert await loaded(harness, blocks, names("b", 10)) == set(names("b", 10))
+    assert modes == ["check", "rebuild"]
+
+
+async def sealed_in(harness, name):
+    (record,) = await find(harness, "t", [name])
+    extent = record and harness.tier._volumes[0].table.get(record.location.extent)
+    return extent is not None and extent.state is State.SEALED
+
+
 async def test_what_was_emptied_as_a_whole_does_not_come_back_either(tmp_path, blocks):
     async with Harness(tmp_path) as harness:
         await store(harness, blocks, names("a", 15))
@@ -330,7 +361,7 @@ async def test_a_child_that_somebody_asks_to_end_says_nothing_about_the_index(tm
     async with Harness(tmp_path) as harness:
         await store(harness, blocks, ["a"])
     before = data_file(tmp_path).read_bytes()
-    (data_file(tmp_path).parent / "CLEAN").unlink()
+    (tmp_path / "drive0" / "CLEAN").unlink()
 
     def ended(command, **_):
         return subprocess.CompletedProcess(command, -signal.SIGTERM, b"", b"")
@@ -356,7 +387,7 @@ async def test_without_room_for_a_copy_the_index_is_checked_as_it_is(tmp_path, b
     before = data_file(tmp_path).read_bytes()
     assert check.check(source).records == 10
     assert data_file(tmp_path).read_bytes() == before
-    assert {path.name for path in data_file(tmp_path).parent.iterdir()} == {"CLEAN", "data.mdb"}
+    assert {path.name for path in data_file(tmp_path).parent.iterdir()} == {"data.mdb"}
     at = before.index(block_hash("a3")) + 40
     damage(data_file(tmp_path), at)
     with pytest.raises(CorruptData, match="damaged entry"):
@@ -381,6 +412,66 @@ async def test_a_damaged_format_file_is_repaired_from_its_copy(tmp_path, blocks,
         async with Harness(tmp_path) as harness:
             assert harness.tier.health is Health.OK
         assert path.read_bytes() == whole
+
+
+class BadSectors(FileDevice):
+    """The first page of some files cannot be read."""
+
+    def __init__(self, *names):
+        self.bad = names
+
+    def _preadv(self, file, buffers, offset):
+        if file.path.name in self.bad and offset < ALIGN_BYTES:
+            raise OSError(errno.EIO, "bad sector")
+        return super()._preadv(file, buffers, offset)
+
+
+@pytest.mark.parametrize("marker", ["FORMAT", "FORMAT.copy", "CLEAN"])
+async def test_a_bad_sector_in_a_small_file_is_lived_through(tmp_path, blocks, marker):
+    async with Harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 10))
+    async with Harness(tmp_path, BadSectors(marker)) as harness:
+        assert harness.tier.health is Health.OK
+        assert await loaded(harness, blocks, names("a", 10)) == set(names("a", 10))
+
+
+async def test_a_bad_sector_in_the_tombstones_costs_those_in_it(tmp_path, blocks):
+    chosen = names("a", 100)
+    async with Harness(tmp_path, capacity_bytes=100 * EXTENT_BYTES) as harness:
+        await store(harness, blocks, chosen)
+        assert await delete(harness, chosen[:50]) == 50
+    device = BadSectors("tombstones")
+    async with Harness(tmp_path, device, capacity_bytes=100 * EXTENT_BYTES) as harness:
+        assert harness.tier.health is Health.OK
+        assert await loaded(harness, blocks, chosen) == set(chosen[50:])
+    kept, damaged = unpack_tombstones((tmp_path / "drive0" / "tombstones").read_bytes())
+    assert (len(kept), damaged) == (50 - ALIGN_BYTES // ENTRY_BYTES, 0)
+
+
+async def test_tombstones_that_cannot_be_read_at_all_are_the_device_s_fault(tmp_path, blocks):
+    async with Harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 3))
+        await delete(harness, ["a1"])
+    async with Harness(tmp_path, BadSectors("tombstones")) as harness:
+        assert harness.tier.health is Health.OFF
+    assert (tmp_path / "drive0" / "tombstones").stat().st_size
+
+
+async def test_a_bad_sector_in_the_index_costs_what_is_in_it(tmp_path, blocks, monkeypatch):
+    async with Harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 5))
+    pread, at = os.pread, data_file(tmp_path).read_bytes().index(block_hash("a3"))
+
+    def bad(descriptor, size, offset):
+        if offset <= at < offset + size:
+            raise OSError(errno.EIO, "bad sector")
+        return pread(descriptor, size, offset)
+
+    whole = set(pages.entries(data_file(tmp_path)))
+    monkeypatch.setattr(os, "pread", bad)
+    found = set(pages.entries(data_file(tmp_path)))
+    assert found < whole
+    assert found
 
 
 async def test_without_a_whole_format_file_the_path_is_off(tmp_path):
