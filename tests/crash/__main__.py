@@ -35,6 +35,7 @@ FIGURES = (
     Figure("dram_checked", "committed blocks looked for after a crash"),
     Figure("dram_lost", "of these, not there"),
     Figure("evicted_blocks", "acknowledged blocks not there because they were evicted, on record"),
+    Figure("dropped_blocks", "of dram_lost: as many as the daemon had counted as dropped while NVMe took none"),
     Figure("held_through", "blocks whose lease was good after a crash"),
     Figure("accounts", "times that the account was compared"),
     Figure("promoted_blocks", "blocks read from NVMe, last lives only"),
@@ -67,6 +68,7 @@ def figures(totals, seconds, seed):
     """The totals as they are printed."""
     names = (
         "kills",
+        "dropped_blocks",
         "blackouts",
         "rounds",
         "accounts",
@@ -79,7 +81,7 @@ def figures(totals, seconds, seed):
     return {
         **{name: totals[name] for name in (*names, *COUNTED)},
         "recycled_extents": totals["nvme_recycled_extents"],
-        "dram_survived": 1 - totals["dram_lost"] / checked if checked else None,
+        "dram_survived": 1 - (totals["dram_lost"] - totals["dropped_blocks"]) / checked if checked else None,
         "restart_s": median(totals["restarts_s"]),
         "restart_max_s": max(totals["restarts_s"]),
         "seconds": seconds,
