@@ -206,7 +206,8 @@ class DaemonProcess:
         for key, value in self._settings.items():
             command += ["--set", f"{key}={value}"]
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            environ = {**os.environ, "TMPDIR": str(self.directory)}  # a supervisor that is killed cleans nothing up
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ)
 
     def _wait_ready(self, deadline: float) -> None:
         assert self._process is not None
