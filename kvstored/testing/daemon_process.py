@@ -64,6 +64,8 @@ class DaemonProcess:
         self._stop_timeout_s = stop_timeout_s
         self._settings = {**self._own_settings(nvme), **(settings or {})}
         self._supervised = supervised
+        # A supervisor that is killed cleans nothing up; a short path, for it makes a socket there.
+        self._scratch = tempfile.TemporaryDirectory(prefix="kvstored-")
         self._process: subprocess.Popen[bytes] | None = None
         self._crashed_pid = 0
 
@@ -148,6 +150,7 @@ class DaemonProcess:
     def wipe(self) -> None:
         """Remove its directory."""
         self._temporary.cleanup()
+        self._scratch.cleanup()
 
     def __enter__(self) -> Self:
         try:
@@ -206,7 +209,7 @@ class DaemonProcess:
         for key, value in self._settings.items():
             command += ["--set", f"{key}={value}"]
         with self.log_path.open("ab") as log:
-            environ = {**os.environ, "TMPDIR": str(self.directory)}  # a supervisor that is killed cleans nothing up
+            environ = {**os.environ, "TMPDIR": self._scratch.name}
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ)
 
     def _wait_ready(self, deadline: float) -> None:
