@@ -6,7 +6,7 @@
     found = client.get_into(namespace, hashes, buffer)      # leading blocks delivered, 0: a miss
     client.put(namespace, hashes[found:], more, parent=hashes[found - 1] if found else b"")
 
-`AsyncClient` has the same verbs as coroutines.
+`AsyncClient` has the same verbs as coroutines. `spec_from_hf_config` makes the spec of a Hugging Face model.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from kvstored_client.results import ClientStats, LookupResult, Outcome, Prefetch
 
 if TYPE_CHECKING:
     from kvstored_client.aio import AsyncClient
+    from kvstored_client.identity import adapter_identity, spec_from_hf_config, weights_fingerprint
 
 __all__ = [
     "Addresses",
@@ -44,6 +45,9 @@ __all__ = [
     "StagedPut",
     "Timeout",
     "Unavailable",
+    "adapter_identity",
+    "spec_from_hf_config",
+    "weights_fingerprint",
 ]
 
 
@@ -52,4 +56,8 @@ def __getattr__(name: str) -> Any:
         from kvstored_client.aio import AsyncClient
 
         return AsyncClient
+    if name in ("adapter_identity", "spec_from_hf_config", "weights_fingerprint"):
+        from kvstored_client import identity
+
+        return getattr(identity, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,6 @@
 """Block hashes of token ids, and how hashes travel.
 
-Another language computes the same chain from this description alone (test vectors:
-`proto/vectors/chain.json`):
+`proto/README.md` describes it for other languages (test vectors: `proto/vectors/chain.json`). In short:
 
     h[i]     := SHA-256(u8 len(previous) | previous | u8 width | u32 count | tokens | extra)
     previous := h[i-1]; for the first block the parent's hash, or the namespace's chain seed

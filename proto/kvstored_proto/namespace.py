@@ -1,7 +1,7 @@
 """Canonical encoding of a namespace, its digest and the seed of its hash chains.
 
-Another language computes the same digests from this description alone (test vectors:
-`proto/vectors/namespace.json`):
+`proto/README.md` describes it so that another language computes the same, with the test vectors
+in `proto/vectors/namespace.json`. In short:
 
     encoding := b"kvstored.namespace.v1\\0" field*        fields in ascending number
     field    := u16 number | u32 length | value           little endian

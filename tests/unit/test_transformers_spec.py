@@ -10,6 +10,8 @@ from kvstored_client.engines.transformers_spec import (  # noqa: E402
     tokenizer_fingerprint,
     weights_fingerprint,
 )
+from kvstored_client.identity import spec_from_hf_config  # noqa: E402
+from kvstored_client.weights import weights_fingerprint as file_fingerprint  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM  # noqa: E402
 
 SMALL = {
@@ -87,6 +89,35 @@ def test_large_tensors_are_sampled_up_to_their_end():
     with torch.no_grad():
         model.lm_head.weight[-8:] += 1
     assert weights_fingerprint(model) != before
+
+
+def test_the_files_of_the_weights_stand_for_them_where_they_are_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = llama()
+    model.save_pretrained(tmp_path / "m")
+    geometry = geometry_of(model, 16)
+    spec = namespace_spec(model, geometry, None, {}, tmp_path / "m")
+    assert spec.model_version == file_fingerprint(tmp_path / "m") != spec_of(model).model_version
+    assert namespace_spec(model, geometry, None, {"model_version": "mine"}, tmp_path / "m").model_version == "mine"
+    llama(seed=1).save_pretrained(tmp_path / "other")
+    assert namespace_spec(model, geometry, None, {}, tmp_path / "other") != spec
+
+
+def test_a_saved_model_has_the_shape_that_its_config_file_says(tmp_path):
+    model = llama(rope_parameters={"rope_theta": 5000.0, "rope_type": "linear", "factor": 2.0})
+    model.save_pretrained(tmp_path)
+    ours, files = spec_of(model), spec_from_hf_config(tmp_path)
+    for name in (
+        "layers",
+        "kv_heads",
+        "head_dim",
+        "block_tokens",
+        "dtype",
+        "rope_theta",
+        "rope_scaling",
+        "quantization",
+    ):
+        assert getattr(ours, name) == getattr(files, name), name
 
 
 def test_the_vocabulary_of_a_slow_tokenizer_is_its_version():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from kvstored_client.hf_config import ALL_WINDOWED, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, TEXT_PARTS
 from kvstored_client.kv_shape import Layer, SizingError
 
 CONFIG_BYTES_MAX: Final = 8 << 20
@@ -23,12 +24,6 @@ ELEMENT_BYTES: Final = {
 }
 DEFAULT_DTYPE: Final = "float16"
 
-_TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
-_LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_HEADS: Final = ("num_attention_heads", "n_head", "n_heads")
-_KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
-_HIDDEN: Final = ("hidden_size", "n_embd", "d_model")
-_HEAD_DIM: Final = ("head_dim", "kv_channels")
 # Layers of several shapes, and kinds of layers without `layer_types`, in forms that only the model's own code reads.
 _SHAPES: Final = (
     *("block_configs", "swa_num_key_value_heads", "swa_head_dim", "num_global_key_value_heads", "global_head_dim"),
@@ -43,7 +38,7 @@ _WINDOWED: Final = {"sliding_attention": "sliding_window", "chunked_attention": 
 _STATE: Final = ("linear_attention", "mamba", "conv", "recurrent")
 _NOTHING: Final = ("mlp", "moe")
 # All layers have the window in these, and in one that does not say what it is.
-_ALL_WINDOWED: Final = (None, "mistral", "mixtral", "ministral", "phi3", "phimoe", "starcoder2")
+_ALL_WINDOWED: Final = (None, *ALL_WINDOWED)
 # Every n-th layer is a full one where the config of such a model names no pattern.
 _PATTERNS: Final = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "olmo3": 4, "gemma3n_text": 5, "gemma3_text": 6}
 
@@ -65,7 +60,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise SizingError(f"{file} is no config.json: it holds no object")
     if config.get("is_encoder_decoder"):
         raise SizingError(f"{file} is of an encoder-decoder: its KV depends on more than the prefix")
-    while part := next((config[name] for name in _TEXT_PARTS if isinstance(config.get(name), dict)), None):
+    while part := next((config[name] for name in TEXT_PARTS if isinstance(config.get(name), dict)), None):
         config = part if dtype_of(part) else {**part, "dtype": dtype_of(config)}
     return dict(config)
 
@@ -99,7 +94,7 @@ def layers_of(config: Mapping[str, Any]) -> tuple[tuple[Layer, ...], list[str]]:
 
 def layer_count(config: Mapping[str, Any]) -> int:
     """How many layers there are. Raises SizingError where nothing says it."""
-    count = _need(config, _LAYERS, "--layers")
+    count = _need(config, LAYERS, "--layers")
     if count > LAYERS_MAX:
         raise SizingError(f"the config has {count} layers: at most {LAYERS_MAX} are planned for")
     return count
@@ -159,10 +154,10 @@ def _head_shape(config: Mapping[str, Any]) -> tuple[int, int]:
     if one_head and not config.get("num_key_value_heads"):
         kv_heads = 1
     else:
-        kv_heads = _optional(config, _KV_HEADS) or _need(config, _HEADS, "--kv-heads")
-    key = _optional(config, _HEAD_DIM)
+        kv_heads = _optional(config, KV_HEADS) or _need(config, HEADS, "--kv-heads")
+    key = _optional(config, HEAD_DIM)
     if key is None:
-        hidden, heads = _need(config, _HIDDEN, "--head-dim"), _need(config, _HEADS, "--head-dim")
+        hidden, heads = _need(config, HIDDEN, "--head-dim"), _need(config, HEADS, "--head-dim")
         if hidden % heads:
             raise SizingError(f"the config has no head_dim, and {heads} heads do not share a width of {hidden} evenly")
         key = hidden // heads

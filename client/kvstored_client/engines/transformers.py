@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -77,6 +78,7 @@ class PrefixStore:
         block_tokens: int = 64,
         wait_s: float = 1.0,
         save_reply: bool = False,
+        weights: str | os.PathLike[str] | None = None,
         **spec_fields: Any,
     ) -> None:
         """Derive block layout and namespace from `model`.
@@ -89,11 +91,14 @@ class PrefixStore:
             wait_s: how long a load may wait for blocks on NVMe or being written, a save for room.
             save_reply: store generated tokens too, for the next turn of a chat. Off, because KV of
                 single decode steps may differ from that of a prefill in the last bit.
+            weights: the directory that the model was loaded from, unchanged since: its files are sampled (and the
+                result cached) in place of the tensors in memory. Processes share blocks only where all give it or none.
             spec_fields: fields of NamespaceSpec that override the derived ones, e.g. `model` (its
                 name), `template_version`, `permission_version`.
 
         Raises:
             UnsupportedCacheError: the model's KV cannot be stored by prefix; the message says why.
+            WeightsError: `weights` are not there, or incomplete.
         """
         self.stats = PrefixStats()
         self._client = client
@@ -102,7 +107,7 @@ class PrefixStore:
         self._wait_s = wait_s
         self._save_reply = save_reply
         self._geometry = geometry_of(model, block_tokens)
-        self._namespace = client.namespace(namespace_spec(model, self._geometry, tokenizer, spec_fields))
+        self._namespace = client.namespace(namespace_spec(model, self._geometry, tokenizer, spec_fields, weights))
         parameters = inspect.signature(type(model).forward).parameters
         # Transformers 5.24 renamed the argument; older releases know only the long name.
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"

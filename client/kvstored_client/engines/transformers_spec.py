@@ -8,39 +8,21 @@ layers spread over several devices.
 from __future__ import annotations
 
 import hashlib
-import json
-from pathlib import PurePath
+import os
 from typing import Any, Final
 
 import torch
 from kvstored_proto.v1.kvstored_pb2 import NamespaceSpec
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
+from kvstored_client import hf_config
 from kvstored_client.engines.transformers_blocks import LAYOUT, CacheGeometry, UnsupportedCacheError, check_cache
+from kvstored_client.weights import weights_fingerprint as file_fingerprint
 
 _FORMAT_VERSION: Final = 1
 _SAMPLES_PER_TENSOR: Final = 4096
 # Rotary embeddings whose frequencies depend on the length of the sequence, not on the position alone.
 _LENGTH_DEPENDENT_ROPE: Final = frozenset({"dynamic", "longrope"})
-# Parts of a config that name, describe or steer, and do not change a single bit of KV.
-_IRRELEVANT_CONFIG: Final = frozenset(
-    {
-        "_name_or_path",
-        "architectures",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "id2label",
-        "label2id",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "return_dict",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
 
 
 def geometry_of(model: PreTrainedModel, block_tokens: int) -> CacheGeometry:
@@ -83,36 +65,44 @@ def check_adapters(model: PreTrainedModel) -> None:
 
 
 def namespace_spec(
-    model: PreTrainedModel, geometry: CacheGeometry, tokenizer: object | None, overrides: dict[str, Any]
+    model: PreTrainedModel,
+    geometry: CacheGeometry,
+    tokenizer: object | None,
+    overrides: dict[str, Any],
+    weights: str | os.PathLike[str] | None = None,
 ) -> NamespaceSpec:
     """Spec of the namespace that holds the blocks of `model`.
 
     `overrides` are fields of NamespaceSpec and win over what is derived here. Takes a fraction of
     a second, nearly all of it for the samples of every weight and the tokenizer's vocabulary.
+    `weights` are the files that the model was loaded from: they are sampled in place of its tensors.
     """
-    rope = json.loads(_canonical_json(_text_config(model).to_dict().get("rope_parameters") or {}))
+    config = _text_config(model).to_dict()
+    rope_theta, rope_scaling = hf_config.rope_of(config)
+    if weights is not None:
+        overrides = {"model_version": file_fingerprint(weights), **overrides}
     spec = NamespaceSpec(
-        model=_model_name(model),
-        model_version=weights_fingerprint(model),
+        model=hf_config.model_name(str(model.config.name_or_path or model.config.model_type)),
+        model_version=overrides.get("model_version") or weights_fingerprint(model),
         tokenizer_version="" if tokenizer is None else tokenizer_fingerprint(tokenizer),
-        rope_theta=_number(rope.pop("rope_theta", 0.0)),
-        rope_scaling=_canonical_json(rope) if rope else "",
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
         dtype=str(geometry.dtype).removeprefix("torch."),
         layers=geometry.layers,
         kv_heads=geometry.kv_heads,
         head_dim=geometry.head_dim,
         block_tokens=geometry.block_tokens,
         layout=LAYOUT,
-        quantization=_quantization(model),
+        quantization=hf_config.quantization_of(model.config.to_dict()),
         engine_format=f"transformers-dynamic-cache/{_FORMAT_VERSION},attention={model.config._attn_implementation}",
-        extra=f"config={config_fingerprint(model)}",
+        extra=f"config={hf_config.config_fingerprint(config)}",
     )
     spec.MergeFrom(NamespaceSpec(**overrides))
     return spec
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
-    """Hash over name, shape, type and up to 4096 evenly spread elements of every weight.
+    """Hash over name, shape, type and up to 4096 evenly spread elements of every weight, as it is in memory.
 
     Any fine-tuning or merge changes nearly all elements of the tensors that it touches, so that
     a sample tells them apart; an edit of single elements may stay unseen.
@@ -129,15 +119,8 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
 def tokenizer_fingerprint(tokenizer: Any) -> str:
     """Hash over the whole fast tokenizer, or over the vocabulary of a slow one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    text = _canonical_json(tokenizer.get_vocab()) if backend is None else backend.to_str()
+    text = hf_config.canonical_json(tokenizer.get_vocab()) if backend is None else backend.to_str()
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def config_fingerprint(model: PreTrainedModel) -> str:
-    """Hash over what the config says about the computation (norms, activations, scaling)."""
-    config = _text_config(model).to_dict()
-    relevant = {key: value for key, value in config.items() if key not in _IRRELEVANT_CONFIG}
-    return hashlib.sha256(_canonical_json(relevant).encode()).hexdigest()[:32]
 
 
 def _text_config(model: PreTrainedModel) -> PreTrainedConfig:
@@ -145,29 +128,8 @@ def _text_config(model: PreTrainedModel) -> PreTrainedConfig:
     return model.config.get_text_config(decoder=True)
 
 
-def _model_name(model: PreTrainedModel) -> str:
-    """Where the model came from; of a local directory only its last part, which survives a move."""
-    name = str(model.config.name_or_path or model.config.model_type)
-    return PurePath(name).name if PurePath(name).is_absolute() else name
-
-
 def _rope_settings(model: PreTrainedModel) -> list[dict[str, Any]]:
     """The rotary settings: one dict, or one for each kind of layer."""
     rope = getattr(_text_config(model), "rope_parameters", None) or {}
     nested = [value for value in rope.values() if isinstance(value, dict)]
     return [*nested, dict(rope)]
-
-
-def _quantization(model: PreTrainedModel) -> str:
-    setting = getattr(model.config, "quantization_config", None)
-    if setting is None:
-        return ""
-    return _canonical_json(setting if isinstance(setting, dict) else setting.to_dict())
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _canonical_json(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
