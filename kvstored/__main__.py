@@ -104,6 +104,8 @@ def show_version() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; `kvstored` and `kvstored --set ...` mean `kvstored serve ...`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given == ["--version"]:
+        given = ["version"]
     if not given or (given[0].startswith("-") and given[0] not in _HELP):
         given.insert(0, "serve")
     app(given, prog_name="kvstored")

@@ -41,7 +41,7 @@ class Server(Section):
     session_socket: SocketPath = Path("/run/kvstored/session.sock")
     """Unix socket of the local engines; shared memory goes through it."""
     socket_mode: FileMode = "0660"
-    """Permissions of the Unix sockets, octal."""
+    """Permissions of the session socket, octal; that of gRPC has them only where tenants have tokens, else 0600."""
     grpc_socket: Maybe[SocketPath] = Path("/run/kvstored/grpc.sock")
     """Unix socket of gRPC; empty: no gRPC on a Unix socket."""
     tcp_address: Maybe[Address] = None

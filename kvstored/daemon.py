@@ -183,7 +183,10 @@ class Daemon:
         if self.config.metrics.enabled:
             read = metrics_server.on_loop(loop, lambda: status.report(self.context))
             collector = DaemonCollector(self._metrics, read)
-            self._endpoint = await asyncio.to_thread(metrics_server.serve, self.config.metrics.address, [collector])
+            address = self.config.metrics.address
+            self._endpoint = await asyncio.to_thread(metrics_server.serve, address, [collector])
+            if self._endpoint is None:
+                self.context.warnings.append(f"no metrics: cannot listen on metrics.address {address}")
         self.context.state = "serving"
         self._sessions.start()
         await self._grpc.start()

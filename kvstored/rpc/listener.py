@@ -131,9 +131,14 @@ def bind_unix(path: Path, mode: int) -> socket.socket:
 def clear_stale(path: Path) -> None:
     """Make way for a socket: its directory exists, and no socket that nobody answers on is left.
 
-    Raises FileExistsError where another process serves on it or something else than a socket lies there.
+    Raises FileExistsError where another process serves on it or something else than a socket lies there, OSError
+    where the directory cannot be made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        choose = "choose another place with server.session_socket and server.grpc_socket"
+        raise OSError(f"cannot make the directory of the socket {path}: {error.strerror}: {choose}") from error
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:
@@ -149,4 +154,4 @@ def clear_stale(path: Path) -> None:
             return
         except BlockingIOError:
             pass  # its backlog is full: somebody serves
-    raise FileExistsError(f"another process serves on {path}")
+    raise FileExistsError(f"another process serves on {path}: stop it, or choose another path")

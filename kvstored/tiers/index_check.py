@@ -84,7 +84,8 @@ def rebuild(source: Source) -> Report:
         report = run("rebuild", source)
     except ChildFailed as failed:
         raise DeviceError(f"{source.directory}: the index is damaged and cannot be made anew: {failed}") from failed
-    _log.warning("%s: the index was made anew: %s", source.directory, msgspec.to_builtins(report))
+    counts = ", ".join(f"{name} {value}" for name, value in msgspec.to_builtins(report).items() if value)
+    _log.warning("%s: the index was made anew: %s", source.directory, counts or "nothing was found")
     return report
 
 

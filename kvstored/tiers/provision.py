@@ -50,9 +50,10 @@ def segment_sizes(config: DramConfig, adopted_bytes: int = 0) -> list[int]:
         raise ConfigError(f"dram.capacity_bytes is {config.capacity_bytes}: it must be at least {SLOT_ALIGN_BYTES}")
     full, rest = divmod(capacity_bytes - adopted_bytes, segment_bytes)
     if full > SEGMENTS_MAX:
+        cure = "leave dram.segment_bytes at 0" if config.segment_bytes else "make it smaller"
         raise ConfigError(
-            f"dram.segment_bytes is {segment_bytes}: that makes {full} segments of {capacity_bytes} bytes, "
-            f"{SEGMENTS_MAX} are allowed: leave it at 0"
+            f"dram.capacity_bytes is {capacity_bytes}: that makes {full} segments of {segment_bytes} bytes, "
+            f"{SEGMENTS_MAX} are allowed: {cure}"
         )
     return [segment_bytes] * full + [rest] * bool(rest)
 

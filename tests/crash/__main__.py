@@ -96,8 +96,8 @@ def passed(values):
 
 def main():
     built = parser("tests.crash", "The daemon dies at random: nothing wrong, nothing lost.", FIGURES)
-    built.add_argument("--seconds", type=float, default=120.0)
-    built.add_argument("--seed", type=int, default=1)
+    built.add_argument("--seconds", type=float, default=120.0, help="how long, all phases together (120)")
+    built.add_argument("--seed", type=int, default=1, help="what the randomness comes from (1)")
     built.add_argument("--directory", type=Path, help="where the daemon's files go")
     names = [phase.name for phase in PHASES]
     built.add_argument("--phase", action="append", choices=names, help="only this one; may be repeated")

@@ -363,6 +363,17 @@ def test_a_file_that_was_put_comes_back_by_fields_and_by_digest(real, capsys, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
 
 
+def test_the_key_that_put_prints_is_all_that_get_needs(real, capsys, tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(b"by its whole key")
+    stored = put(capsys, str(source), "-f", "model=whole")
+    key = f"{stored['namespace']}:{stored['key']}"
+    assert run("get", key, str(target)) == 0
+    assert target.read_bytes() == source.read_bytes()
+    assert run("get", key, str(target), "-f", "model=whole") == Exit.USAGE
+    assert "names its namespace already" in capsys.readouterr().err
+
+
 def test_a_file_that_is_there_already_is_not_stored_again(real, capsys, tmp_path):
     source = tmp_path / "source"
     source.write_bytes(b"twice")
@@ -415,7 +426,9 @@ def test_a_draining_daemon_is_not_healthy_and_refuses_files(real, capsys, tmp_pa
     try:
         assert run("health") == Exit.NO
         assert run("put", str(source), "-f", "model=drained", "--timeout", "0.5") == Exit.NO
-        assert "THROTTLED" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "THROTTLED" in said
+        assert "kvstorectl drain --undo" in said
     finally:
         assert run("drain", "--resume") == 0
     capsys.readouterr()
@@ -426,3 +439,4 @@ def test_no_daemon_on_the_socket_is_exit_4_with_the_reason(capsys, tmp_path):
     assert run("health", "--address", f"unix:{tmp_path}/absent.sock") == Exit.UNREACHABLE
     (line,) = capsys.readouterr().err.splitlines()
     assert "absent.sock" in line
+    assert "is kvstored running" in line

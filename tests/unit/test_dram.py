@@ -56,6 +56,7 @@ def test_big_tiers_have_few_segments():
         (DramConfig(100), "dram.capacity_bytes is 100: it must be at least 4096"),
         (DramConfig(MIB, 5000), "dram.segment_bytes is 5000"),
         (DramConfig(MIB, -4096), "dram.segment_bytes is -4096"),
+        (DramConfig(100 << 40), "make it smaller"),
         (DramConfig(1 << 40, 8 << 30), "dram.segment_bytes is 8589934592"),
         (DramConfig(1 << 40, MIB), "1048576 segments"),
     ],

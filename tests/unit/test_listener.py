@@ -68,6 +68,12 @@ def test_a_link_is_not_followed(path, tmp_path):
         clear_stale(path)
 
 
+def test_a_directory_that_cannot_be_made_is_told_with_the_settings_that_choose_it(tmp_path):
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(OSError, match=r"server\.session_socket"):
+        clear_stale(tmp_path / "file" / "below" / "s.sock")
+
+
 def test_nothing_is_in_the_way_of_a_new_socket(path):
     clear_stale(path)
     assert path.parent.is_dir()

@@ -7,6 +7,8 @@ does not need.
 from __future__ import annotations
 
 import enum
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,6 +66,15 @@ def read_token(path: Path | None) -> str | None:
         raise Failure(f"reading token file {path}: {error}", Exit.USAGE) from error
 
 
+def _explained(error: Exception) -> Exception:
+    """What kept the client from connecting, with what to look at; only where there is nobody, or no way in."""
+    if not isinstance(error, Unavailable) or not str(error).startswith("connecting to "):
+        return error
+    if str(error).endswith(os.strerror(errno.EACCES)):
+        return Unavailable(f"{error}: join the group that the socket belongs to, or be its owner")
+    return Unavailable(f"{error}: is kvstored running, and done populating its memory? (--address: another socket)")
+
+
 @contextmanager
 def connected(options: Options, doing: str, *, wait_s: float = 0.0, staging_bytes: int = 0) -> Iterator[Client]:
     """A client for the length of one command.
@@ -84,7 +95,7 @@ def connected(options: Options, doing: str, *, wait_s: float = 0.0, staging_byte
         raise Failure(str(error), Exit.USAGE) from error
     try:
         if client.connect_error is not None:
-            raise client.connect_error
+            raise _explained(client.connect_error)
         yield client
     except (Unavailable, Timeout) as error:
         raise Failure(f"{doing}: {error}", Exit.UNREACHABLE) from error

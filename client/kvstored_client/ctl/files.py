@@ -13,7 +13,7 @@ import typer
 
 from kvstored_client import Client, Namespace, NamespaceSpec
 from kvstored_client.ctl.connection import Exit, Failure, connected, options_of
-from kvstored_client.ctl.keys import parse_digest, parse_hash, parse_spec
+from kvstored_client.ctl.keys import parse_digest, parse_hash, parse_key, parse_spec
 from kvstored_client.ctl.namespaces import spec_of
 from kvstored_client.ctl.output import print_json, size
 from kvstored_client.ctl.status import read_status
@@ -31,7 +31,9 @@ FieldOption = Annotated[
 ]
 SourceArgument = Annotated[Path, typer.Argument(metavar="FILE", help="At most 16 MiB; `-` is standard input.")]
 TargetArgument = Annotated[Path, typer.Argument(metavar="FILE", help="`-` is standard output.")]
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="Block hash in hex.")]
+KeyArgument = Annotated[
+    str, typer.Argument(metavar="[NAMESPACE:]HASH", help="Block hash in hex; with its namespace as `put` prints it.")
+]
 DurableOption = Annotated[bool, typer.Option("--durable", help="Stored only when it is on NVMe, synced.")]
 NewKeyArgument = Annotated[
     str | None, typer.Argument(metavar="KEY", help="Block hash in hex; default: SHA-256 of the file.")
@@ -58,9 +60,9 @@ def put(
             _check_durable(client)
         durability: Durability = "nvme" if durable else "memory"
         result = client.put(handle, [block], [data], wait_s=options.timeout_s, durability=durability)
+        if not result.stored + result.existing:
+            raise Failure(f"putting {file}: not stored: {result.outcomes[0].name}{_hint(client)}")
         document = {"namespace": handle.digest.hex(), "key": block.hex(), "size_bytes": len(data)}
-    if not result.stored + result.existing:
-        raise Failure(f"putting {file}: not stored: {result.outcomes[0].name}")
     verdict = "stored" if result.stored else "stored before"
     if options.output == "json":
         print_json(document | {"stored": bool(result.stored), "durable": bool(result.durable)})
@@ -80,8 +82,10 @@ def get(
     Exit 1 where it is not stored.
     """
     options = options_of(context)
-    wanted = _wanted(namespace, field)
-    block = parse_hash(key)
+    digest, block = parse_key(key)
+    if digest and (namespace or field):
+        raise Failure(f"{key} names its namespace already: leave --namespace and --field out", Exit.USAGE)
+    wanted = digest or _wanted(namespace, field)
     with connected(options, f"getting {key}") as client:
         handle = _open(client, wanted)
         with client.get(handle, [block], wait_s=options.timeout_s) as blocks:
@@ -110,6 +114,11 @@ def _open(client: Client, wanted: bytes | NamespaceSpec) -> Namespace:
     if handle.digest and handle.digest != wanted:
         raise Failure(f"namespace {wanted.hex()} belongs to another tenant: use that tenant's token")
     return handle
+
+
+def _hint(client: Client) -> str:
+    draining = read_status(client).state == "draining"
+    return ": the daemon is draining; `kvstorectl drain --undo` takes puts again" if draining else ""
 
 
 def _check_durable(client: Client) -> None:
