@@ -50,7 +50,7 @@ SuperviseOption = Annotated[
 
 @app.command()
 def serve(config: ConfigOption = None, settings: SetOption = None, supervise: SuperviseOption = False) -> None:
-    """Run the daemon in the foreground until SIGTERM or SIGINT."""
+    """Run the daemon in the foreground until SIGTERM, SIGINT or SIGHUP."""
     if supervise:
         options = ["--config", str(config)] if config is not None else []
         replace_this_process([*options, *(f"--set={setting}" for setting in settings or [])])
@@ -129,8 +129,9 @@ def _complain(error: ConfigError) -> None:
 
 def _run(loaded: LoadedConfig) -> int:
     # Until the daemon listens to signals itself: the first process of a container never sees those without a handler.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, _leave)
     from kvstored import process  # the other commands need neither uvloop nor the tiers
 
     try:

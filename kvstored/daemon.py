@@ -41,7 +41,7 @@ from kvstored.room import Room
 from kvstored.rpc import status
 from kvstored.rpc.context import Context
 from kvstored.rpc.identity import Identity
-from kvstored.rpc.listener import SessionServer
+from kvstored.rpc.listener import SessionServer, clear_stale
 from kvstored.rpc.service import GrpcServer
 from kvstored.startup import StartTimes
 from kvstored.store import Store
@@ -52,6 +52,7 @@ from kvstored.tiers.staging import StagingPool
 from kvstored.warm_restart import WarmRestart
 
 GRACE_S: Final = 2.0
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = get_logger("daemon")
 
@@ -168,8 +169,10 @@ class Daemon:
     async def start(self) -> None:
         """Open the tiers, then listen; when this returns, it serves. Raises KVStoredError or OSError."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                loop.add_signal_handler(number, self._on_signal)
+        self._check_sockets()
         parts = self.context.store.parts
         await parts.dram.open()
         await self._warm.enter()
@@ -198,6 +201,12 @@ class Daemon:
             self.context.warnings.append("no tenant has the role admin: nobody may verify, flush or drain")
         for warning in (*parts.dram.warnings, *self.context.warnings):
             log.warning("running without", what=warning)
+
+    def _check_sockets(self) -> None:
+        """Another daemon that serves here is to be named before memory is taken that may be the other's."""
+        server = self.config.server
+        for path in filter(None, (server.session_socket, server.grpc_socket)):
+            clear_stale(path)
 
     def _restore_namespaces(self, parts: Parts, below: Below) -> None:
         for namespace in below.tier.namespaces():

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import os
 import resource
+import signal
 import sys
 from typing import Final, NoReturn
 
 import uvloop
 
 from kvstored.config import Config
-from kvstored.daemon import Daemon
+from kvstored.daemon import STOP_SIGNALS, Daemon
 from kvstored.device.service_manager import ServiceManager, from_environment
 from kvstored.errors import ConfigError, KVStoredError
 from kvstored.logs import get_logger
@@ -27,7 +28,7 @@ log = get_logger("process")
 
 
 def run(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit status. Raises ConfigError for what only the machine can tell."""
+    """Serve until a signal; returns the exit status. Raises ConfigError for what only the machine can tell."""
     manager = from_environment(os.environ)  # before there are threads and children
     raise_limits()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -43,6 +44,7 @@ async def _main(config: Config, manager: ServiceManager) -> int:
         except (KVStoredError, OSError) as error:
             notifier.status(f"cannot start: {error}")
             await daemon.stop(flush=False)
+            ignore_signals()
             if isinstance(error, ConfigError):
                 raise
             log.error("cannot start", reason=str(error))
@@ -51,6 +53,7 @@ async def _main(config: Config, manager: ServiceManager) -> int:
         await daemon.wait()
         notifier.stopping("stopping: what is only in DRAM is written to NVMe")
         await daemon.stop()
+        ignore_signals()
     if daemon.stuck:
         log.error("left behind: threads that do not come back from a device; everything else was closed")
         leave(EXIT_FAILED)
@@ -72,6 +75,17 @@ async def _started(daemon: Daemon) -> None:
         leave(EXIT_OK)
     asked.cancel()
     await starting
+
+
+def ignore_signals() -> None:
+    """All is done but to leave: a signal from now on must not turn an orderly end into another.
+
+    The loop would give them their defaults back when it is closed.
+    """
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
 
 
 def raise_limits() -> None:

@@ -149,7 +149,9 @@ class Supervisor:
             offspring.kill_children()
 
     def _ended(self, child: Child, code: int) -> None:
-        self._status = code if code >= 0 else 128 - code
+        # What it was told to end by is an orderly end, however early in its life that was.
+        in_order = child.told_to_end and -code in (signal.SIGTERM, signal.SIGINT)
+        self._status = 0 if in_order else code if code >= 0 else 128 - code
         what = {"pid": child.pid, "status": code} if code >= 0 else {"pid": child.pid, "signal": -code}
         again, self._again = self._again, False
         if self._stopping:
@@ -264,6 +266,7 @@ def replace_this_process(options: Sequence[str]) -> None:
     """Be the supervisor of `kvstored serve OPTIONS`: in a fresh image, for what is loaded here would stay loaded."""
     command = [sys.executable, "-P", "-m", "kvstored.supervise", *options]
     sys.stdout.flush()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it catches signals; there is nothing to restart yet
     os.execv(command[0], command)
 
 

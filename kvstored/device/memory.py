@@ -15,6 +15,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -263,6 +264,12 @@ def copy_and_hash_many(copies: Iterable[tuple[int, int, int]]) -> list[bytes]:
 def hash_many(blocks: Iterable[tuple[int, int]]) -> list[bytes]:
     """`hash_bytes` for each (address, size): one thread call for a whole batch."""
     return [hash_bytes(address, size) for address, size in blocks]
+
+
+def descriptors_max() -> int:
+    """How many descriptors this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else 1 << 30
 
 
 def available_bytes() -> int:

@@ -18,7 +18,7 @@ import msgspec
 from kvstored.device.inherited import InheritedMapping
 from kvstored.device.keeper import Keeper
 from kvstored.errors import CorruptData, DeviceError
-from kvstored.keys import SLOT_ALIGN_BYTES
+from kvstored.keys import BLOCK_BYTES_MAX, SLOT_ALIGN_BYTES
 from kvstored.tiers.kept import LEDGER, MEMORY, RECORDS, REGISTRY, Kept, name_of, parse_name
 from kvstored.tiers.lease_ledger import LeaseLedger, NotedLease, NotedSession
 from kvstored.tiers.provision import DramConfig
@@ -155,10 +155,15 @@ class Adopter:
         self._adoption.found[segment.segment_id] = found
         self._adoption.dropped.update(dropped)
 
+    def _larger_bytes(self, segments: list[Segment]) -> int:
+        """What is left free for one segment of a larger size that is set now: larger blocks are to fit."""
+        largest_bytes = max((segment.size_bytes for segment in segments), default=0)
+        return self._config.segment_bytes if largest_bytes < min(self._config.segment_bytes, BLOCK_BYTES_MAX) else 0
+
     def _choose(self, segments: list[Segment], capacity_bytes: int) -> None:
         """Those that hold most, as far as the capacity goes; what is left over is unmapped."""
         found = self._adoption.found
-        left = capacity_bytes
+        left = capacity_bytes - self._larger_bytes(segments)
         for segment in sorted(segments, key=lambda s: (-len(found[s.segment_id]) * s.records.slot_bytes, s.segment_id)):
             lacks_pages = self._config.huge_pages == "require" and segment.pages == "4k"
             if segment.size_bytes > left or lacks_pages:

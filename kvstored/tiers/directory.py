@@ -57,7 +57,10 @@ class VolumeDirectory:
             self._check_place(was)
         self._lock = self.device.lock_directory(self.path)
         if self._lock is None:
-            raise ConfigError(f"nvme.paths: {self.path} is in use by another kvstored: each needs its own directory")
+            raise ConfigError(
+                f"nvme.paths: {self.path} is in use, by another kvstored or under another name: "
+                "each needs its own directory"
+            )
         self.place = self.device.place(self.path)
         try:
             self._open_locked(extent_bytes, require_direct_io)

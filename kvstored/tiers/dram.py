@@ -20,6 +20,7 @@ from kvstored.tiers.lease_ledger import LeaseLedger
 from kvstored.tiers.pool import SegmentPool
 from kvstored.tiers.provision import (
     DramConfig,
+    check_descriptors,
     check_locked,
     make_all,
     properties,
@@ -109,6 +110,7 @@ class DramTier(SegmentPool):
     async def _make(self) -> None:
         kept = self._kept = await asyncio.to_thread(self._take_over)
         sizes = segment_sizes(self._config, self.adoption.size_bytes)
+        check_descriptors(len(self.adoption.segments) + len(sizes))
         made = await make_all(sizes, self._config, self._last_id + 1)
         self._last_id += len(made)
         for segment in made:
@@ -120,7 +122,7 @@ class DramTier(SegmentPool):
         if kept.unkept_segments:
             self.warnings.append(
                 f"dram: {kept.unkept_segments} segments will not survive a restart: the descriptor store is full "
-                "(systemd: raise FileDescriptorStoreMax, two a segment and four more)"
+                "(systemd: raise FileDescriptorStoreMax, two a segment and four more; kvstored --supervise: ulimit -n)"
             )
 
     def _take_over(self) -> Kept:

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from kvstored.device.memory import HUGE_PAGE_BYTES, Mapping, available_bytes
+from kvstored.device.memory import HUGE_PAGE_BYTES, Mapping, available_bytes, descriptors_max
 from kvstored.errors import ConfigError
 from kvstored.keys import SLOT_ALIGN_BYTES
 from kvstored.tiers.segment import INDEX_BITS, Segment
@@ -23,6 +23,7 @@ SEGMENT_BYTES_MAX: Final = SLOT_ALIGN_BYTES << INDEX_BITS
 # So many unless the configuration sets a size: descriptors are limited, per process and per message.
 SEGMENTS_USUAL: Final = 512
 SEGMENTS_MAX: Final = 4096
+DESCRIPTORS_OWN: Final = 64  # at least, beside those of segments: sockets, files of NVMe, some clients
 _THREADS_MAX: Final = 4
 
 
@@ -68,6 +69,16 @@ def _segment_bytes(config: DramConfig) -> int:
             f"or a multiple of {SLOT_ALIGN_BYTES} up to {SEGMENT_BYTES_MAX}"
         )
     return config.segment_bytes
+
+
+def check_descriptors(segments: int) -> None:
+    """Raises ConfigError where the process may not open as many descriptors as so many segments need."""
+    needed, allowed = 3 * segments + DESCRIPTORS_OWN, descriptors_max()
+    if needed > allowed:
+        raise ConfigError(
+            f"dram: {segments} segments need {needed} descriptors, this process may have {allowed}: "
+            "raise the limit (systemd: LimitNOFILE; shell: ulimit -n), or dram.segment_bytes for fewer segments"
+        )
 
 
 async def make_all(sizes: Sequence[int], config: DramConfig, first_id: int) -> list[Segment]:

@@ -62,6 +62,10 @@ def catch(number, then_exit=None):
     signal.signal(number, handler)
 
 
+def default(number):
+    signal.signal(number, signal.SIG_DFL)
+
+
 def death_signal():
     number = ctypes.c_int()
     ctypes.CDLL(None).prctl(2, ctypes.byref(number))

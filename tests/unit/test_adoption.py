@@ -222,6 +222,30 @@ async def test_where_the_keeper_is_full_the_tier_lives_and_warns(keeper):
         assert len(tier.adoption.segments) == 2
 
 
+async def test_a_larger_segment_size_has_effect_though_the_memory_was_full(keeper):
+    async with opened(keeper) as tier:
+        slots = put(tier, [f"{number}" for number in range(64)])
+        tier.free(slots[0])
+    async with opened(keeper, segment_bytes=512 * KIB) as tier:
+        assert tier.largest_slot_bytes == 512 * KIB
+        assert len(found(tier)) == 32
+        assert tier.adoption.dropped == {"capacity": 31}
+        put(tier, ["large"], size=512 * KIB)
+    async with opened(keeper, segment_bytes=512 * KIB) as tier:
+        assert len(found(tier)) == 33, "it is there already"
+
+
+async def test_more_segments_than_descriptors_are_a_wrong_setting_that_says_what_helps(keeper, monkeypatch):
+    monkeypatch.setattr("kvstored.tiers.provision.descriptors_max", lambda: 75)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match=r"4 segments need 76 .* may have 75: .*LimitNOFILE.*segment_bytes"):
+        await DramTier(config(), keeper).open()
+    assert len(os.listdir("/proc/self/fd")) - before == len(keeper.held)
+    monkeypatch.setattr("kvstored.tiers.provision.descriptors_max", lambda: 76)
+    async with opened(keeper):
+        pass
+
+
 async def test_memory_that_must_be_locked_and_is_not_is_fatal_after_a_restart_too(keeper, monkeypatch):
     async with opened(keeper) as tier:
         put(tier, ["a"])

@@ -241,6 +241,16 @@ def test_signals_are_passed_on_every_time(supervise, number):
     assert supervised.ended()[0] == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_that_does_not_catch_signals_yet_ends_in_order_by_one(supervise, number):
+    supervised = supervise()
+    life = supervised.life()
+    life.do(f"default({int(number)})")
+    supervised.signal(number)
+    life.wait_gone()
+    assert supervised.ended()[0] == 0
+
+
 def test_a_daemon_that_fails_while_it_stops_is_not_started_again(supervise):
     supervised = supervise()
     life = supervised.life()
