@@ -28,7 +28,6 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 Piece = tuple[int, int]
 """An address in this process and a size in bytes."""
 
-
 Buffers = Sequence["ctypes.Array[ctypes.c_char]"]
 
 
@@ -145,21 +144,30 @@ class FileDevice:
         """Write a small file in one step: after a crash it is the old one or the new one, whole."""
         fresh = path.with_name(path.name + NEW_SUFFIX)
         with device_errors(f"writing {path}"):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            file = File(fresh, self._open(fresh, flags), direct=False)
             try:
-                content = ctypes.create_string_buffer(data, len(data))
-                self._move(self._pwritev, file, 0, [(ctypes.addressof(content), len(content))] if data else [])
-                self._fdatasync(file)
-            finally:
-                self._close(file.descriptor)
-            self._rename(fresh, path)
+                self._write_new(fresh, data)
+                self._rename(fresh, path)
+            except OSError:
+                with suppress(OSError):
+                    self._unlink(fresh)  # a full file system can do without it
+                raise
             self._sync_directory(path.parent)
 
-    def remove(self, path: Path) -> None:
-        """Remove a file; one that is not there is fine."""
+    def _write_new(self, path: Path, data: bytes) -> None:
+        file = File(path, self._open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC), direct=False)
+        try:
+            content = ctypes.create_string_buffer(data, len(data))
+            self._move(self._pwritev, file, 0, [(ctypes.addressof(content), len(content))] if data else [])
+            self._fdatasync(file)
+        finally:
+            self._close(file.descriptor)
+
+    def remove(self, path: Path, *, durably: bool = False) -> None:
+        """Remove a file; one that is not there is fine. Takes no room on the device."""
         with device_errors(f"removing {path}"), suppress(FileNotFoundError):
             self._unlink(path)
+            if durably:
+                self._sync_directory(path.parent)
 
     def truncate(self, path: Path, size_bytes: int) -> None:
         """Cut a file to a length."""
@@ -231,7 +239,7 @@ class FileDevice:
     # --- what a fake device overrides: every call to the operating system ---
 
     def _open(self, path: Path, flags: int) -> int:
-        return os.open(path, flags, 0o600)
+        return os.open(path, flags | os.O_NONBLOCK, 0o600)  # nothing to a file; a FIFO in its place is not waited for
 
     def _close(self, descriptor: int) -> None:
         os.close(descriptor)
@@ -244,6 +252,8 @@ class FileDevice:
 
     def _fdatasync(self, file: File) -> None:
         os.fdatasync(file.descriptor)
+        if not os.fstat(file.descriptor).st_nlink:  # what was written goes with the descriptor
+            raise OSError(errno.ENOENT, "the file was removed")
 
     def _size(self, file: File) -> int:
         return os.fstat(file.descriptor).st_size
@@ -272,8 +282,7 @@ class FileDevice:
         return found.st_dev, found.st_ino
 
     def _free_bytes(self, path: Path) -> int:
-        found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize
+        return (found := os.statvfs(path)).f_bavail * found.f_frsize
 
     def _flock(self, descriptor: int) -> bool:
         try:

@@ -30,6 +30,7 @@ import msgspec
 from kvstored.device.file import FileDevice, NoSpace
 from kvstored.errors import CorruptData, DeviceError
 from kvstored.keys import slot_bytes
+from kvstored.tiers.directory import DATA_FILE
 from kvstored.tiers.footers import check_age
 from kvstored.tiers.formats import (
     COUNTED,
@@ -41,7 +42,7 @@ from kvstored.tiers.formats import (
     lies_at,
     unpack_row,
 )
-from kvstored.tiers.index_copy import DATA_FILE, IndexCopy
+from kvstored.tiers.index_copy import IndexCopy
 from kvstored.tiers.sources import Report, Source
 from kvstored.tiers.tombstones import read_tombstones
 from kvstored.tiers.transaction import lmdb_errors
@@ -84,19 +85,24 @@ def check(source: Source) -> Report:
     """Copy the index, check the copy and put it in the index's place; raises CorruptData or DeviceError."""
     with lmdb_errors(source.index):
         old = open_old(source.index)
-        copy = IndexCopy(source.index)
         try:
-            with old.env.begin() as txn:
-                for name in DATABASES:
-                    copy.append(name, old.entries(txn, name))
-        except (lmdb.DiskError, OSError):
-            copy.discard()  # most likely no room: what is there must do
+            copy = _copy(source, old)
+        except (lmdb.DiskError, OSError):  # most likely no room: what is there must do
             return audit(source, old)
-        except BaseException:
-            copy.discard()
-            raise
         old.env.close()
         return take(source, copy)
+
+
+def _copy(source: Source, old: Opened) -> IndexCopy:
+    copy = IndexCopy(source.index)
+    try:
+        with old.env.begin() as txn:
+            for name in DATABASES:
+                copy.append(name, old.entries(txn, name))
+    except BaseException:
+        copy.discard()
+        raise
+    return copy
 
 
 def take(source: Source, copy: IndexCopy) -> Report:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from kvstored.device.file import ALIGN_BYTES, FileDevice
+from kvstored.device.file import ALIGN_BYTES, FileDevice, NoSpace
 from kvstored.device.handles import OpenFiles
 from kvstored.errors import ConfigError, DeviceError
 from kvstored.tiers.evictions import Evictions
@@ -16,6 +17,7 @@ from kvstored.tiers.markers import MARKER, VolumeFormat, read_markers, write_mar
 
 PROBE: Final = "PROBE"
 RESERVE: Final = "RESERVE"
+DATA_FILE: Final = "data.mdb"
 RESERVE_BYTES_MAX: Final = 8 << 20
 Place: TypeAlias = tuple[int, int]
 """File system and inode of a directory."""
@@ -38,6 +40,7 @@ class VolumeDirectory:
         self.direct = False
         self.files = OpenFiles(device, direct=False, limit=open_files_max)
         self.place: Place | None = None  # file system and inode, once open
+        self._data: Place | None = None  # the index's file, once it was looked for
         self._open_files_max = open_files_max
         self._lock: int | None = None
 
@@ -88,6 +91,10 @@ class VolumeDirectory:
             raise DeviceError(f"{self.path} is gone, or another directory is in its place")
         if not self.device.exists(self.path / MARKER):
             raise DeviceError(f"{self.path} was emptied")
+        data = self.device.place(self.index / DATA_FILE)
+        if self._data not in (None, data):
+            raise DeviceError(f"{self.index / DATA_FILE} is gone, or another file is in its place")
+        self._data = data
 
     def probe(self) -> None:
         """Make, write, sync, read and remove a small file; raises DeviceError where any of it fails."""
@@ -110,12 +117,13 @@ class VolumeDirectory:
         path, size_bytes = self.path / RESERVE, min(RESERVE_BYTES_MAX, self.extent_bytes // 4)
         if self.device.exists(path) or self.free_bytes() < 2 * self.extent_bytes:
             return
-        file = self.device.open(path, direct=self.direct)
-        try:
-            self.device.write_bytes(file, 0, bytes(size_bytes))
-            self.device.sync(file)
-        finally:
-            self.device.close(file)
+        with suppress(NoSpace):  # a quota, of which the file system does not tell
+            file = self.device.open(path, direct=self.direct)
+            try:
+                self.device.write_bytes(file, 0, bytes(size_bytes))
+                self.device.sync(file)
+            finally:
+                self.device.close(file)
 
     def release(self) -> None:
         """The file system is full: let the index have that room. Raises DeviceError."""

@@ -10,7 +10,7 @@ refused, so that what is read below is of this version or damaged.
                                extents   extent (big endian)              -> extent row
                                journal   extent, generation, first offset -> headers of an unsealed extent
                                namespaces digest                          -> namespace (msgpack)
-    CLEAN                hash of data.mdb as an orderly close left it; "open" while it may change
+    CLEAN                hash of data.mdb as an orderly close left it; not there while it may change
     tombstones           places of blocks that were deleted, 128 bytes each (`tombstones`)
     evictions            which blocks were evicted last, for `explain` (`evictions`)
     namespaces/DIGEST    namespaces once more, one a file, for when the index is lost

@@ -23,13 +23,11 @@ import msgspec
 from kvstored.device.file import AlignedBuffer, FileDevice
 from kvstored.device.memory import hash_bytes
 from kvstored.errors import DeviceError
-from kvstored.tiers.directory import VolumeDirectory
-from kvstored.tiers.index_copy import DATA_FILE
+from kvstored.tiers.directory import DATA_FILE, RESERVE_BYTES_MAX, VolumeDirectory
 from kvstored.tiers.sources import Report, Source
 from kvstored.tiers.transaction import LOCK_FILE
 
 CLEAN_FILE: Final = "CLEAN"
-_OPEN: Final = b"open"  # what the mark is while the index may change
 _PIECE_BYTES: Final = 4 << 20
 # Ample: a check takes 2 s for a million records (270 MB), a rebuild 1 s an extent of 60,000.
 CHECK_TIMEOUT_S: Final = 20.0
@@ -61,6 +59,8 @@ def prepare(directory: VolumeDirectory) -> Report | None:
         return None
     mode = "migrate" if directory.old_format else "check"
     source = source_of(directory)
+    if directory.free_bytes() < RESERVE_BYTES_MAX + 2 * device.names(directory.index).get(DATA_FILE, 0):
+        directory.release()  # a copy of the index needs room, if there is any
     if there:
         try:
             report = run(mode, source)
@@ -101,7 +101,7 @@ def run(mode: str, source: Source) -> Report:
         raise DeviceError(f"cannot start a process to check {source.directory}: {error}") from error
     if ended.returncode in _ASKED_TO_END:
         raise DeviceError(f"{source.directory}: the {mode} of the index was ended by signal {-ended.returncode}")
-    report = Report(reason=ended.stderr.decode(errors="replace")[-300:])
+    report = Report(reason="".join(ended.stderr.decode(errors="replace").splitlines()[-1:])[-300:])
     with suppress(msgspec.DecodeError):
         report = msgspec.json.decode(ended.stdout, type=Report)
     if ended.returncode:
@@ -123,6 +123,7 @@ def mark_clean(directory: VolumeDirectory) -> None:
     """After the environment is closed: note what its file is. A failure only costs a check."""
     device, data = directory.device, directory.index / DATA_FILE
     with suppress(DeviceError):
+        directory.check()  # the file that was open, and not another
         if device.exists(data):
             device.replace(directory.path / CLEAN_FILE, _hash_file(device, data))
 
@@ -130,12 +131,12 @@ def mark_clean(directory: VolumeDirectory) -> None:
 def _take_clean_mark(directory: VolumeDirectory) -> bool:
     """Whether the file is the one that an orderly close left; the mark is gone, durably, when this returns."""
     device, path, data = directory.device, directory.path / CLEAN_FILE, directory.index / DATA_FILE
-    mark = b""  # unreadable: fits nothing
+    mark: bytes | None = b""  # unreadable: fits nothing
     with suppress(DeviceError):
-        mark = device.read_whole(path) or _OPEN
-    if mark == _OPEN:
+        mark = device.read_whole(path)
+    if mark is None:
         return False
-    device.replace(path, _OPEN)
+    device.remove(path, durably=True)  # not written anew: the file system may be full
     with suppress(DeviceError):
         return device.exists(data) and _hash_file(device, data) == mark
     return False

@@ -17,9 +17,9 @@ import lmdb
 
 from kvstored.device.file import NEW_SUFFIX
 from kvstored.errors import CorruptData
+from kvstored.tiers.directory import DATA_FILE
 from kvstored.tiers.formats import DATABASES
 
-DATA_FILE: Final = "data.mdb"
 _MAP_BYTES: Final = 1 << 38  # addresses only: the file grows as it is written
 _ENTRIES_PER_TRANSACTION: Final = 100_000
 
@@ -31,17 +31,21 @@ class IndexCopy:
         self._target = directory / DATA_FILE
         self._path = directory / (DATA_FILE + NEW_SUFFIX)
         self._path.unlink(missing_ok=True)
-        self.env: Any = lmdb.open(
-            str(self._path),
-            subdir=False,
-            map_size=_MAP_BYTES,
-            max_dbs=len(DATABASES),
-            mode=0o600,
-            sync=False,
-            metasync=False,
-            lock=False,
-        )
-        self.databases = {name: self.env.open_db(name) for name in DATABASES}
+        try:
+            self.env: Any = lmdb.open(
+                str(self._path),
+                subdir=False,
+                map_size=_MAP_BYTES,
+                max_dbs=len(DATABASES),
+                mode=0o600,
+                sync=False,
+                metasync=False,
+                lock=False,
+            )
+            self.databases = {name: self.env.open_db(name) for name in DATABASES}
+        except lmdb.Error:
+            self._path.unlink(missing_ok=True)
+            raise
 
     def append(self, name: bytes, entries: Iterable[tuple[bytes, bytes]]) -> int:
         """Add entries; raises CorruptData where their keys are not in order. Returns how many there were."""

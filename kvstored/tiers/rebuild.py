@@ -20,6 +20,7 @@ from kvstored.errors import CorruptData
 from kvstored.keys import HASH_BYTES_MIN, Namespace, slot_bytes
 from kvstored.tiers import pages
 from kvstored.tiers.check import take
+from kvstored.tiers.directory import DATA_FILE
 from kvstored.tiers.footers import Footer, extent_files, read_footers
 from kvstored.tiers.formats import (
     DIGEST_BYTES,
@@ -42,10 +43,11 @@ from kvstored.tiers.formats import (
     unpack_row,
     with_crc,
 )
-from kvstored.tiers.index_copy import DATA_FILE, IndexCopy
+from kvstored.tiers.index_copy import IndexCopy
 from kvstored.tiers.namespaces import NamespaceFiles
 from kvstored.tiers.sources import Report, Source
 from kvstored.tiers.tombstones import Tombstone, read_tombstones
+from kvstored.tiers.transaction import lmdb_errors
 
 HEADERS_PER_ENTRY: Final = 1024  # of the journal
 _ROW_KEY_BYTES: Final = len(pack_extent_key(0))
@@ -71,6 +73,12 @@ def rebuild(source: Source) -> Report:
     merged = Merge(source, tombstones)
     _merge(merged, footers, salvage, extent_files(device, source))
     namespaces = {n.digest: n for n in (*salvage.namespaces, *NamespaceFiles(device, source.namespaces).read())}
+    with lmdb_errors(source.index):
+        copy = _write(source, merged, namespaces)
+        return merged.report(take(source, copy))
+
+
+def _write(source: Source, merged: Merge, namespaces: dict[bytes, Namespace]) -> IndexCopy:
     copy = IndexCopy(source.index)
     try:
         copy.append(b"records", ((key, merged.entries[key][1]) for key in sorted(merged.entries)))
@@ -81,7 +89,7 @@ def rebuild(source: Source) -> Report:
     except BaseException:
         copy.discard()
         raise
-    return merged.report(take(source, copy))
+    return copy
 
 
 class Merge:

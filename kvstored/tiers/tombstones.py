@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kvstored.device.file import ALIGN_BYTES, File, FileDevice
+from kvstored.device.file import ALIGN_BYTES, File, FileDevice, NoSpace
 from kvstored.errors import DeviceError
 from kvstored.tiers.formats import INTACT_CRC, ExtentRow, State
 
@@ -110,9 +110,10 @@ class Tombstones:
         kept = _still_needed(found, rows)
         whole = len(data) % ALIGN_BYTES == 0
         if damaged or not whole or len(kept) < len(found):
-            self._rewrite(kept)
-        else:
-            self._note_size(data, len(kept))
+            with suppress(NoSpace):  # then it stays as it is, for now
+                self._rewrite(kept)
+                return
+        self._note_size(data[: len(data) - len(data) % ENTRY_BYTES], len(kept))
 
     def close(self) -> None:
         """Let go of the file."""

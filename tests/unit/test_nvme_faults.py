@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from kvstored.device.file import FileDevice
 from kvstored.testing.contract_lower_tier import DIGEST, Blocks, block_hash, content, find, load_all
 from kvstored.testing.faulty import FakeDevice, Faults
 from kvstored.tiers.base import Health
@@ -167,6 +168,31 @@ async def test_a_directory_that_was_deleted_is_used_again_once_it_is_made(tmp_pa
         assert await load_all(harness, blocks, "t", names("a", 4)) == {}
         assert await store(harness, blocks, names("b", 4)) == [True] * 4
         assert harness.tier.usage().blocks == 4
+
+
+async def test_an_index_that_is_removed_while_it_is_open_is_made_anew(tmp_path, blocks):
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 8))
+        await harness.tier.look_after()
+        (tmp_path / "drive0" / "index" / "data.mdb").unlink()
+        await harness.tier.look_after()
+        assert await back(harness)
+        found = await load_all(harness, blocks, "t", names("a", 8))
+        assert len(found) == 7, "what lay in the open extent is gone with the index"
+        assert await store(harness, blocks, names("b", 3)) == [True] * 3
+        await harness.restart()
+        assert set(await load_all(harness, blocks, "t", names("b", 3))) == set(names("b", 3))
+
+
+async def test_a_block_in_an_extent_whose_file_was_removed_is_not_called_durable(tmp_path, blocks):
+    async with Harness(tmp_path, FileDevice(), retry_s=3600.0, scrub_bytes_per_s=0) as harness:
+        await store(harness, blocks, names("a", 2))
+        (tmp_path / "drive0" / "extents" / "00000001.ext").unlink()
+        assert await store(harness, blocks, names("b", 2)) == [False] * 2
+        assert await back(harness)
+        assert await store(harness, blocks, names("b", 2)) == [True] * 2
+        await harness.restart()
+        assert set(await load_all(harness, blocks, "t", names("b", 2))) == set(names("b", 2))
 
 
 async def test_a_path_that_was_absent_at_the_start_joins_later(tmp_path, blocks):

@@ -15,9 +15,9 @@ import lmdb
 import pytest
 
 from kvstored.device.file import ALIGN_BYTES, FileDevice
-from kvstored.errors import CorruptData
+from kvstored.errors import CorruptData, DeviceError
 from kvstored.testing.contract_lower_tier import DIGEST, OTHER_DIGEST, Blocks, block_hash, content, find, load_all
-from kvstored.tiers import check, index_check, pages
+from kvstored.tiers import check, index_check, pages, rebuild
 from kvstored.tiers.base import Health
 from kvstored.tiers.formats import State, pack_extent_key, pack_row, unpack_row, unpack_trailer
 from kvstored.tiers.index_copy import IndexCopy
@@ -375,14 +375,57 @@ async def test_a_child_that_somebody_asks_to_end_says_nothing_about_the_index(tm
         assert await loaded(harness, blocks, ["a"]) == {"a"}
 
 
-async def test_without_room_for_a_copy_the_index_is_checked_as_it_is(tmp_path, blocks, monkeypatch):
+class Full(FileDevice):
+    """A file system without room."""
+
+    def _pwritev(self, file, buffers, offset):
+        raise OSError(errno.ENOSPC, "no room")
+
+
+async def test_on_a_full_file_system_it_opens_with_all_that_is_there(tmp_path, blocks):
+    async with Harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 10))
+        await delete(harness, ["a0"])
+    tombstones = tmp_path / "drive0" / "tombstones"
+    tombstones.write_bytes(tombstones.read_bytes()[:-5])  # to be written anew
+    (tmp_path / "drive0" / "RESERVE").unlink()
+    async with Harness(tmp_path, Full()) as harness:
+        assert harness.tier.health is Health.OK
+        assert await loaded(harness, blocks, names("a", 10)) == set(names("a", 10)[1:])
+        assert await store(harness, blocks, ["b"]) == [False]
+        with pytest.raises(DeviceError):
+            await delete(harness, ["a1"])
+    assert not list((tmp_path / "drive0").glob("*.new"))
+    async with Harness(tmp_path) as harness:
+        await delete(harness, ["a1"])
+        assert await loaded(harness, blocks, names("a", 10)) == set(names("a", 10)[2:])
+    kept, damaged = unpack_tombstones(tombstones.read_bytes())
+    assert ({t.key for t in kept}, damaged) == ({DIGEST + block_hash(name) for name in ("a0", "a1")}, 0)
+
+
+async def test_an_index_that_cannot_be_made_anew_for_want_of_room_is_said_so(tmp_path, blocks, monkeypatch):
     async with Harness(tmp_path) as harness:
         await store(harness, blocks, names("a", 10))
 
-    def no_room(copy, name, entries):
+    def no_room(*_, **__):
+        raise lmdb.DiskError("no space left")
+
+    source = Source(str(tmp_path / "drive0"), b"", EXTENT_BYTES)
+    monkeypatch.setattr(lmdb, "open", no_room)
+    with pytest.raises(DeviceError, match="no space left"):
+        rebuild.rebuild(source)
+    assert {path.name for path in data_file(tmp_path).parent.iterdir()} == {"data.mdb"}
+
+
+@pytest.mark.parametrize("call", ["__init__", "append"])
+async def test_without_room_for_a_copy_the_index_is_checked_as_it_is(tmp_path, blocks, monkeypatch, call):
+    async with Harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 10))
+
+    def no_room(*_):
         raise lmdb.DiskError("no space")
 
-    monkeypatch.setattr(IndexCopy, "append", no_room)
+    monkeypatch.setattr(IndexCopy, call, no_room)
     source = Source(str(tmp_path / "drive0"), b"", EXTENT_BYTES)
     before = data_file(tmp_path).read_bytes()
     assert check.check(source).records == 10
