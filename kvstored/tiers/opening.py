@@ -57,6 +57,7 @@ class VolumeOpener:
         try:
             await self._open_directory(number, directory, threads, was)
             await call(threads.index_writer, index.open, directory)
+            await call(threads.stores, directory.check)  # notes which file the index is
             await call(threads.stores, directory.upgrade)
             rows = await call(threads.index_reader, index.rows)
             found = await call(threads.stores, take_back, directory, rows)

@@ -173,7 +173,6 @@ async def test_a_directory_that_was_deleted_is_used_again_once_it_is_made(tmp_pa
 async def test_an_index_that_is_removed_while_it_is_open_is_made_anew(tmp_path, blocks):
     async with faulty_harness(tmp_path) as harness:
         await store(harness, blocks, names("a", 8))
-        await harness.tier.look_after()
         (tmp_path / "drive0" / "index" / "data.mdb").unlink()
         await harness.tier.look_after()
         assert await back(harness)
