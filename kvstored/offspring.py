@@ -27,11 +27,12 @@ def adopt_orphans() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def start(command: Sequence[str], environ: Mapping[str, str], held: Mapping[str, int]) -> int:
+def start(command: Sequence[str], environ: Mapping[str, str], held: Mapping[str, int], *, quiet: bool = False) -> int:
     """Start a program with descriptors by name; returns its process id.
 
     It gets LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES, and a process group of its own: what a terminal
-    sends comes through its parent only. One that cannot be started ends with EXIT_NOT_STARTED.
+    sends comes through its parent only. One that cannot be started ends with EXIT_NOT_STARTED. `quiet`: what it
+    says on standard output is not wanted.
     """
     parent = os.getpid()
     # A signal between fork and exec would otherwise reach the parent's handlers, in the child.
@@ -39,14 +40,18 @@ def start(command: Sequence[str], environ: Mapping[str, str], held: Mapping[str,
     try:
         pid = os.fork()
         if pid == 0:
-            _become(command, environ, held, parent)
+            _become(command, environ, held, parent, quiet=quiet)
         return pid
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _become(command: Sequence[str], environ: Mapping[str, str], held: Mapping[str, int], parent: int) -> NoReturn:
+def _become(
+    command: Sequence[str], environ: Mapping[str, str], held: Mapping[str, int], parent: int, *, quiet: bool
+) -> NoReturn:
     try:
+        if quiet:
+            os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
         for number in signal.valid_signals():
             with suppress(OSError, ValueError):  # SIGKILL, SIGSTOP
                 signal.signal(number, signal.SIG_DFL)

@@ -5,7 +5,8 @@ with them when it dies. Nothing that the daemon does may end it, so it does next
 one thread, one loop, standard library only.
 
     SIGTERM, SIGINT    passed on; when the daemon has ended, so does this
-    SIGHUP             restart in order: what is installed by then is started, and adopts
+    SIGHUP             restart in order: what is installed by then is started, and adopts; first it
+                       must accept its configuration, or the daemon goes on as it is
     SIGKILL            takes the daemon along
 """
 
@@ -31,6 +32,7 @@ EXIT_FAILED: Final = 1  # what the daemon ends with where another try may help
 DESCRIPTORS_MAX: Final = 8320  # two for each of 4,096 segments, and some
 DESCRIPTORS_OWN: Final = 64  # what this process needs itself
 WATCHDOG_S: Final = 30.0
+VERBS: Final = ("serve", "check-config")
 # What a parent further up said to this process is not for the daemon.
 _NOT_PASSED_ON: Final = frozenset(
     {"NOTIFY_SOCKET", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "FDSTORE", "WATCHDOG_USEC", "WATCHDOG_PID"}
@@ -76,11 +78,14 @@ class Supervisor:
         self,
         command: Sequence[str],
         *,
+        check: Sequence[str] = (),
         restarts: Restarts | None = None,
         watchdog_s: float = WATCHDOG_S,
         descriptors_max: int = DESCRIPTORS_MAX,
     ) -> None:
         self._command = command
+        self._check = check
+        self._check_pid = 0  # the check that runs
         self._restarts = restarts or Restarts()
         self._watchdog_s = watchdog_s
         self._store = DescriptorStore(min(descriptors_max, _raise_limit() - DESCRIPTORS_OWN), self._complain)
@@ -104,8 +109,8 @@ class Supervisor:
                 self._start_if_due()
                 selector.select(self._patience_s())
                 self._hear()
+                self._on_signals()  # first: who ends after it wakes the next turn
                 self._collect()
-                self._on_signals()
                 self._look_at_watchdog()
         self._store.close()
         return self._status
@@ -141,6 +146,8 @@ class Supervisor:
         if child is not None and child.pid in ended:
             self._child = None
             self._ended(child, ended[child.pid])
+        if self._check_pid in ended:
+            self._checked(ended[self._check_pid])
         orphans = left and self._child is None
         if orphans and not self._orphans:
             _say("warning", "daemon left processes behind, killing them")
@@ -219,7 +226,7 @@ class Supervisor:
                 if number in (signal.SIGTERM, signal.SIGINT):
                     self._stop(number)
                 elif number == signal.SIGHUP:
-                    self._restart()
+                    self._ask_for_restart()
 
     def _stop(self, number: int) -> None:
         first, self._stopping = not self._stopping, True
@@ -229,6 +236,25 @@ class Supervisor:
         if self._child is not None and not (first and self._child.told_to_end):
             self._send(number)
             self._child = self._child._replace(told_to_end=True)
+
+    def _ask_for_restart(self) -> None:
+        """A daemon that runs is not ended for one that would not start, which would cost its memory too."""
+        if self._stopping or self._check_pid:
+            return
+        if self._child is None or self._child.told_to_end or not self._check:
+            self._restart()
+            return
+        try:
+            self._check_pid = offspring.start(self._check, self._environ, {}, quiet=True)
+        except OSError as error:
+            _say("error", "restart refused, the daemon goes on: no check could be started", reason=str(error))
+
+    def _checked(self, code: int) -> None:
+        self._check_pid = 0
+        if code == 0:
+            self._restart()
+        elif self._child is not None:
+            _say("error", "restart refused, the daemon goes on: see what check-config says", status=code)
 
     def _restart(self) -> None:
         if self._stopping:
@@ -270,10 +296,14 @@ def replace_this_process(options: Sequence[str]) -> None:
     os.execv(command[0], command)
 
 
-def main(start: Callable[[Sequence[str]], Supervisor] = Supervisor) -> int:
+def _start(command: Sequence[str], check: Sequence[str]) -> Supervisor:
+    return Supervisor(command, check=check)
+
+
+def main(start: Callable[[Sequence[str], Sequence[str]], Supervisor] = _start) -> int:
     """Supervise `kvstored serve` with the options given."""
     try:
-        supervisor = start([sys.executable, "-P", "-m", "kvstored", "serve", *sys.argv[1:]])
+        supervisor = start(*([sys.executable, "-P", "-m", "kvstored", verb, *sys.argv[1:]] for verb in VERBS))
     except OSError as error:
         print(f"kvstored: cannot make the notify socket (TMPDIR says where): {error}", file=sys.stderr)
         return EXIT_FAILED

@@ -26,6 +26,9 @@ def supervised(tmp_path):
         "dram.capacity_bytes": "16MiB",
     }
     command = [sys.executable, "-m", "kvstored", "--supervise", *(f"--set={key}={value}" for key, value in own.items())]
+    config = tmp_path / "config.toml"
+    config.touch()
+    command.append(f"--config={config}")
     log = tmp_path / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(command, stderr=out, env={**os.environ, "TMPDIR": str(tmp_path)})
@@ -65,6 +68,22 @@ def test_the_daemon_comes_back_after_a_kill_and_ends_in_order(supervised):
     process.terminate()
     assert process.wait(60) == 0
     assert not session.exists()
+
+
+def test_a_restart_for_a_configuration_that_is_wrong_is_refused_and_the_daemon_goes_on(supervised, tmp_path):
+    process, session = supervised
+    pid = wait_serving(session)
+    config = tmp_path / "config.toml"
+    config.write_text("no_such_key = 1\n")
+    process.send_signal(signal.SIGHUP)
+    eventually(lambda: "restart refused" in (tmp_path / "log").read_text(), "it is refused", timeout_s=60)
+    assert "no_such_key" in (tmp_path / "log").read_text()
+    assert serving_pid(session) == pid
+    config.write_text("[log]\nlevel = 'debug'\n")
+    process.send_signal(signal.SIGHUP)
+    assert wait_serving(session, pid)
+    process.terminate()
+    assert process.wait(60) == 0
 
 
 def test_a_wrong_setting_ends_the_supervisor_too():

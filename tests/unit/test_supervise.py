@@ -271,6 +271,38 @@ def test_a_restart_in_order_keeps_what_was_kept_and_counts_as_no_failure(supervi
         assert life.do("read('a')") == "bytes"
 
 
+@pytest.mark.parametrize("code", [1, 78])
+def test_a_restart_is_refused_where_the_check_before_it_fails(supervise, tmp_path, code):
+    script = f"import os, sys; print('never heard'); sys.exit({code} if os.path.exists('{tmp_path}/wrong') else 0)"
+    supervised = supervise(check=[sys.executable, "-c", script])
+    (tmp_path / "wrong").touch()
+    life = supervised.life()
+    life.do(f"catch({int(signal.SIGTERM)}, then_exit=0)")
+    supervised.signal(signal.SIGHUP)
+    supervised.wait_said("restart refused")
+    assert life.do("1 + 1") == 2
+    (tmp_path / "wrong").unlink()
+    supervised.signal(signal.SIGHUP)
+    assert life.next() == {"signal": signal.SIGTERM}
+    life = supervised.life()
+    life.do(f"catch({int(signal.SIGTERM)}, then_exit=0)")
+    supervised.signal(signal.SIGTERM)
+    assert supervised.ended()[0] == 0
+
+
+def test_a_daemon_that_dies_during_the_check_is_started_again(supervise):
+    script = "import sys, time; print('checking', file=sys.stderr, flush=True); time.sleep(600)"
+    supervised = supervise(check=[sys.executable, "-c", script])
+    life = supervised.life()
+    supervised.signal(signal.SIGHUP)
+    supervised.wait_said("checking")
+    life.kill()
+    life = supervised.life()
+    life.do(f"catch({int(signal.SIGTERM)}, then_exit=0)")
+    supervised.signal(signal.SIGTERM)
+    assert supervised.ended()[0] == 0
+
+
 def test_a_stop_during_a_restart_is_a_stop_and_no_hurry(supervise):
     supervised = supervise()
     life = supervised.life()
