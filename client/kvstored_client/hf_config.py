@@ -99,6 +99,7 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def model_name(name: str) -> str:
     """Name of a model that survives a move: a local directory's last part, or the repository of a hub's cache."""
+    name = name.encode(errors="backslashreplace").decode()  # a path may have bytes that are no UTF-8
     if hub := _HUB_CACHE.search(name):
         return hub[1].replace("--", "/")
     return PurePath(name).name if PurePath(name).is_absolute() else name

@@ -5,6 +5,7 @@
 
 Two specs are equal only where nothing that is known of the two models differs; an engine adds what only it knows: its
 `layout` and `engine_format`, and `tokenizer_version`, `template_version`, `permission_version` where they matter.
+(A function, because classes that protobuf generates take no methods.)
 """
 
 from __future__ import annotations

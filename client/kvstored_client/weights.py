@@ -135,7 +135,8 @@ def _cached(cache: FingerprintCache, path: Path, full: bool) -> str:
         if known is not None:
             return known
         digest = (_full if full else _sampled)(descriptor, stat.st_size)
-        if os.fstat(descriptor).st_mtime_ns == stat.st_mtime_ns:
+        after = os.fstat(descriptor)
+        if (after.st_mtime_ns, after.st_ctime_ns, after.st_size) == (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size):
             cache.put(stat, _kind(full), digest)
         return digest
     finally:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shutil
 import struct
 import subprocess
@@ -242,6 +243,11 @@ def test_an_adapter_is_known_by_its_settings_and_its_weights(tmp_path):
     shutil.rmtree(tmp_path / "a" / "legal")
     with pytest.raises(ConfigError, match="adapter_config"):
         adapter_identity(tmp_path / "a" / "legal")
+
+
+def test_a_path_that_is_no_text_is_named_all_the_same(tmp_path):
+    folder = model(tmp_path / os.fsdecode(b"smol-\xff"))
+    assert spec_from_hf_config(folder).model == "smol-\\udcff"
 
 
 # ---- what differs never matches ----

@@ -123,7 +123,7 @@ def test_document_and_package_agree_on_any_namespace(tenant, spec):
 
 
 @given(
-    st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 200_000), max_size=24),
+    st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 200_000) | st.sampled_from([2**32 - 1, 2**32]), max_size=24),
     st.integers(1, 5),
     st.sampled_from([b"", b"p" * 8, b"p" * 32, b"p" * 64]),
     st.binary(max_size=8) | st.lists(st.binary(max_size=8), min_size=24, max_size=24),

@@ -135,6 +135,19 @@ def test_greedy_tokens_with_the_store_equal_those_without(block_tokens, dtype):
     assert store.stats.reused_tokens == 199 // block_tokens * block_tokens
 
 
+def test_stores_that_name_the_same_weight_files_share_and_others_do_not(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model.save_pretrained(tmp_path / "a")
+    other = tiny_llama()
+    other.model.layers[0].mlp.up_proj.weight.data += 1
+    other.save_pretrained(tmp_path / "b")
+    client, ids, cache = MemoryClient(), prompt(40), DynamicCache(config=model.config)
+    prefill(model, ids, cache)
+    assert PrefixStore(client, model, block_tokens=16, weights=tmp_path / "a").save(ids, cache) == 2
+    for folder, reused in ((tmp_path / "a", 32), (tmp_path / "b", 0), (None, 0)):
+        assert PrefixStore(client, model, block_tokens=16, weights=folder).load(ids)[1] == reused
+
+
 def test_only_the_common_prefix_of_another_prompt_is_reused(model):
     store = PrefixStore(MemoryClient(), model, block_tokens=16)
     first = prompt(100)

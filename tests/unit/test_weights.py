@@ -244,6 +244,23 @@ def test_a_file_changed_a_moment_ago_is_not_remembered(tmp_path, hashed, monkeyp
 
 
 @pytest.mark.usefixtures("eager")
+def test_a_file_that_changes_while_it_is_read_is_not_remembered(tmp_path, monkeypatch):
+    path = safetensors(tmp_path / "model.safetensors")
+    sampled = weights._sampled
+
+    def change(fd, size):
+        stat, digest = path.stat(), sampled(fd, size)
+        safetensors(path, fill=2)
+        tick(path, stat)
+        return digest
+
+    monkeypatch.setattr(weights, "_sampled", change)
+    weights_fingerprint(path)
+    monkeypatch.setattr(weights, "_sampled", sampled)
+    assert not cache_path().exists()
+
+
+@pytest.mark.usefixtures("eager")
 def test_full_and_sampled_hashes_are_cached_apart(tmp_path):
     path = safetensors(tmp_path / "model.safetensors")
     assert weights_fingerprint(path) != weights_fingerprint(path, full=True)
