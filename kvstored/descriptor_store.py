@@ -25,6 +25,8 @@ NAME_BYTES_MAX: Final = 255
 NAMES_BYTES_MAX: Final = 120 << 10
 NAME_BY_DEFAULT: Final = "stored"
 DRAIN_MAX: Final = 4096  # datagrams in one go: more than any queue holds
+_PREFIX: Final = "kvstored-notify-"
+_SOCKET: Final = "notify"
 _CREDENTIALS: Final = struct.Struct("3i")
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4 * MESSAGE_FDS_MAX)
 
@@ -44,8 +46,8 @@ class DescriptorStore:
         self._complain = complain
         self._complained: set[str] = set()
         # A directory of mode 0700: other users cannot even fill the queue.
-        self._directory = Path(tempfile.mkdtemp(prefix="kvstored-notify-"))
-        self.path = self._directory / "notify"
+        self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self.path = self._directory / _SOCKET
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -53,6 +55,7 @@ class DescriptorStore:
         except OSError:
             self.close()
             raise
+        _remove_left_behind(self._directory.parent)
 
     def receive(self, pid: int) -> list[Assignments]:
         """Take all that has been sent; returns what process `pid` said, less what concerns descriptors."""
@@ -117,6 +120,19 @@ class DescriptorStore:
             self._remove(name)
         self.socket.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _remove_left_behind(parent: Path) -> None:
+    """Remove the directories of those that were killed: of ours, those with a socket that nobody has any more."""
+    for path in parent.glob(f"{_PREFIX}*/{_SOCKET}"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+            if path.parent.is_symlink() or path.parent.stat().st_uid != os.geteuid():
+                continue
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+                path.parent.rmdir()
 
 
 def _unpack(ancillary: list[tuple[int, int, bytes]]) -> tuple[list[int], int]:

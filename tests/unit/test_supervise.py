@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstored.descriptor_store import DescriptorStore
 from kvstored.supervise import Restarts
 from kvstored.testing import process_figures
 
@@ -334,6 +335,16 @@ def test_a_killed_supervisor_takes_its_daemon_along(supervise):
     assert life.do("death_signal()") == signal.SIGKILL
     supervised.process.kill()
     life.wait_gone()
+
+
+def test_what_a_killed_supervisor_left_is_removed_by_the_next_and_what_another_uses_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (used, killed), others = (DescriptorStore(8, print) for _ in range(2)), tmp_path / "kvstored-notify-other"
+    others.mkdir()
+    killed.socket.close()
+    with contextlib.closing(used), contextlib.closing(DescriptorStore(8, print)) as fresh:
+        assert set(tmp_path.iterdir()) == {used.path.parent, fresh.path.parent, others}
+    assert list(tmp_path.iterdir()) == [others]
 
 
 def test_what_a_terminal_sends_reaches_the_daemon_once(supervise):
