@@ -61,8 +61,7 @@ class VolumeDirectory:
         self._lock = self.device.lock_directory(self.path)
         if self._lock is None:
             raise ConfigError(
-                f"nvme.paths: {self.path} is in use, by another kvstored or under another name: "
-                "each needs its own directory"
+                f"nvme.paths: {self.path} is in use by another kvstored, or named twice: each needs its own directory"
             )
         self.place = self.device.place(self.path)
         try:
