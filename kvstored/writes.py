@@ -15,7 +15,7 @@ import msgspec
 
 from kvstored.catalog import DEAD, READY, WRITING, Entry, Space
 from kvstored.durability import Durability
-from kvstored.errors import InvalidArgument, LimitExceeded
+from kvstored.errors import DeviceError, InvalidArgument, LimitExceeded
 from kvstored.history import Gone
 from kvstored.keys import BLOCK_BYTES_MAX, BLOCKS_PER_CALL_MAX, slot_bytes
 from kvstored.leases import Reservation, Session
@@ -272,7 +272,10 @@ class Writes:
     # ---- delete ----
 
     async def delete(self, session: Session, space: Space, hashes: Sequence[bytes]) -> int:
-        """Remove blocks from every tier; those in use disappear now and their bytes when the last user is done."""
+        """Remove blocks from every tier; those in use disappear now and their bytes when the last user is done.
+
+        Raises DeviceError, with all the rest done, where a device may still have some of them.
+        """
         session.check_may_write()
         gone = Gone("deleted", "by a client", self._parts.clock.wall())
         # What is being written is not there yet: its put comes after this delete.
@@ -282,11 +285,15 @@ class Writes:
         for entry in entries:
             self._room.forget(entry)
         below: set[bytes] = set()
+        doubt: DeviceError | None = None
         if self._below is not None:
             await self._below.mover.past(entries)
             below = await self._on_nvme(space, hashes)
             # Those that were not found too: a path that is off has to hear of them.
-            await self._below.tier.delete(space.tenant, space.digest, list(dict.fromkeys(hashes)))
+            try:
+                await self._below.tier.delete(space.tenant, space.digest, list(dict.fromkeys(hashes)))
+            except DeviceError as error:
+                doubt = error
             self._below.promoter.deleted(space, hashes)
             # Brought up again by somebody between the two steps.
             for hash_ in hashes:
@@ -296,4 +303,6 @@ class Writes:
             self._below.mover.kick()
         self._parts.history.note(space.digest, found | below, gone)
         self._counters["deleted_blocks"] += len(found | below)
+        if doubt is not None:
+            raise doubt
         return len(found | below)

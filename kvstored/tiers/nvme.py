@@ -219,15 +219,19 @@ class NvmeTier:
         return present
 
     async def delete(self, tenant: str, digest: bytes, hashes: Sequence[bytes]) -> int:
-        """See `LowerTier.delete`; raises DeviceError where an entry may still be there."""
+        """See `LowerTier.delete`; raises DeviceError where an entry may still be there.
+
+        So it does while a path is off: what is deleted goes from there when it is back, but not if this process
+        has ended by then. All others have done it.
+        """
         return await self._calls.to_its_end(self._delete(tenant, digest, hashes))
 
     async def _delete(self, tenant: str, digest: bytes, hashes: Sequence[bytes]) -> int:
         volumes = [*self._of_health(Health.OK), *self._of_health(Health.READ_ONLY)]
         keys = [digest + hash_ for hash_ in hashes]
-        for path in self._paths:
-            if path.volume not in volumes:
-                path.note_deletes(tenant, digest, hashes)
+        off = [path for path in self._paths if path.volume not in volumes]
+        for path in off:
+            path.note_deletes(tenant, digest, hashes)
         outcomes = await call_all(volume.remove(tenant, keys) for volume in volumes)
         failed = {id(v): error for v, error in zip(volumes, outcomes, strict=True) if isinstance(error, DeviceError)}
         for path in (p for p in self._paths if id(p.volume) in failed):  # in doubt: no blocks until it is opened anew
@@ -236,6 +240,9 @@ class NvmeTier:
             raise error
         deleted = sum(outcome for outcome in outcomes if isinstance(outcome, int))
         self._counts["deleted_blocks"] += deleted
+        if off:
+            names = ", ".join(str(path.path) for path in off)
+            raise DeviceError(f"{names} is off: what is deleted may come back from there: delete again when it is ok")
         return deleted
 
     # --- namespaces ---

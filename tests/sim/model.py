@@ -59,11 +59,6 @@ class Model:
             self._possible.get(key, set()).difference_update(versions)
             self._settled.get(key, set()).difference_update(versions)
 
-    def may_come_back(self, forbidden):
-        """Deleted while a path was off, and the process has ended before that came back."""
-        for key, versions in forbidden.items():
-            self._possible.setdefault(key, set()).update(versions)
-
     # ---- gets ----
 
     def check(self, key, data):

@@ -51,7 +51,6 @@ class World:
         self.steps = 0
         self.recent = {}  # tenant -> what was put lately
         self.orphans = []  # clients that have outlived the daemon, and what they read
-        self.half_deleted = []  # while a path was off
         self.calls = {}  # task -> name, begun at, client
         self.node = None
         self.loop = None
@@ -135,8 +134,6 @@ class World:
             segment.close()
         for name in ("promoted_blocks", "demoted_blocks", "evicted_clean_blocks", "segments_reclaimed"):
             self.counts[name] += self.node.counters[name]
-        while self.half_deleted:
-            self.model.may_come_back(self.half_deleted.pop())
         if not self._in_dram:
             self.orphans.clear()
         self.clients.clear()

@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from kvstored.errors import DeviceError
 from kvstored.outcomes import HIT, MISS
 from kvstored.testing import node as testing_node
 from kvstored.testing.memory_tier import MemoryTier
@@ -140,3 +143,19 @@ async def test_the_lower_tier_hears_of_a_delete_also_of_what_it_does_not_show():
         node.lower.delete = delete
         assert await node.store.writes.delete(session, space, chain("a", 2)) == 0
         assert deleted == chain("a", 2)
+
+
+async def test_a_delete_that_one_path_could_not_take_part_in_is_done_elsewhere_and_not_acknowledged(monkeypatch):
+    async with Node(blocks=8, below=MemoryTier()) as node:
+        session = await node.session()
+        space = await node.space(session)
+        await node.put(session, space, chain("a", 2))
+
+        async def off(tenant, digest, hashes):
+            raise DeviceError("drive0 is off")
+
+        monkeypatch.setattr(node.lower, "delete", off)
+        with pytest.raises(DeviceError, match="drive0 is off"):
+            await node.store.writes.delete(session, space, chain("a", 1))
+        assert not space.entries.keys() & set(chain("a", 1))
+        assert node.parts.history.why(space.digest, chain("a", 1)[0]).verdict == "deleted"

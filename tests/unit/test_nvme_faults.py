@@ -6,6 +6,7 @@ import os
 import pytest
 
 from kvstored.device.file import FileDevice
+from kvstored.errors import DeviceError
 from kvstored.testing.contract_lower_tier import DIGEST, Blocks, block_hash, content, find, load_all
 from kvstored.testing.faulty import FakeDevice, Faults
 from kvstored.tiers.base import Health
@@ -120,7 +121,8 @@ async def test_blocks_deleted_while_a_path_was_off_do_not_come_back_with_it(tmp_
         await store(harness, blocks, names("a", 4))
         (tmp_path / "drive0").rename(tmp_path / "away")
         await harness.tier.look_after()
-        await harness.tier.delete("t", DIGEST, [block_hash("a0")])
+        with pytest.raises(DeviceError, match="drive0 is off: what is deleted may come back"):
+            await harness.tier.delete("t", DIGEST, [block_hash("a0")])
         (tmp_path / "away").rename(tmp_path / "drive0")
         assert await back(harness)
         assert set(await load_all(harness, blocks, "t", names("a", 4))) == {"a1", "a2", "a3"}
@@ -136,7 +138,8 @@ async def test_a_delete_while_the_path_is_being_opened_again_is_not_overlooked(t
 
         async def meanwhile(volume, namespace):
             await remember(volume, namespace)
-            assert await harness.tier.delete("t", DIGEST, [block_hash("a0")]) == 0
+            with pytest.raises(DeviceError, match="is off"):
+                await harness.tier.delete("t", DIGEST, [block_hash("a0")])
 
         monkeypatch.setattr(Volume, "remember", meanwhile)
         (tmp_path / "away").rename(tmp_path / "drive0")
@@ -150,7 +153,8 @@ async def test_more_deletes_than_are_kept_while_a_path_is_off_empty_it(tmp_path,
         await store(harness, blocks, names("a", 10))
         (tmp_path / "drive0").rename(tmp_path / "away")
         await harness.tier.look_after()
-        await harness.tier.delete("t", DIGEST, [block_hash(name) for name in names("a", 4)])
+        with pytest.raises(DeviceError, match="is off"):
+            await harness.tier.delete("t", DIGEST, [block_hash(name) for name in names("a", 4)])
         (tmp_path / "away").rename(tmp_path / "drive0")
         assert await back(harness)
         assert await load_all(harness, blocks, "t", names("a", 10)) == {}
