@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Protocol
 
 import msgspec
@@ -36,6 +37,17 @@ class PathStatus(msgspec.Struct, frozen=True):
     scrubbed_bytes: int
     scrub_corrupt_blocks: int
     scrub_passed_s: float  # wall clock, when the last complete pass ended; 0: none did
+
+    def describe(self) -> str:
+        """One line for people."""
+        direct = "direct I/O" if self.direct_io else "buffered, the file system refuses direct I/O"
+        if self.health is Health.OK:
+            return f"{self.path}: ok, {direct}"
+        since = datetime.fromtimestamp(self.since_s, UTC).isoformat(timespec="seconds")
+        again = f"since {since}, tried again in {self.retry_in_s:.0f} s"
+        if self.health is Health.OFF:
+            return f"{self.path}: off: {self.reason} ({again})"
+        return f"{self.path}: {self.health.value} ({self.reason}), {again}, {direct}"
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -290,7 +289,7 @@ class NvmeTier:
 
     def properties(self) -> dict[str, str]:
         """See `LowerTier.properties`: one line for every path."""
-        return {f"path.{path.number}": _describe(path.status()) for path in self._paths}
+        return {f"path.{path.number}": path.status().describe() for path in self._paths}
 
     def paths(self) -> list[PathStatus]:
         """See `LowerTier.paths`."""
@@ -314,14 +313,3 @@ class NvmeTier:
         volume = self._paths[record.location.volume].volume
         assert volume is not None, "found in it in this turn"
         return volume.table
-
-
-def _describe(status: PathStatus) -> str:
-    direct = "direct I/O" if status.direct_io else "buffered, the file system refuses direct I/O"
-    if status.health is Health.OK:
-        return f"{status.path}: ok, {direct}"
-    since = datetime.fromtimestamp(status.since_s, UTC).isoformat(timespec="seconds")
-    again = f"since {since}, tried again in {status.retry_in_s:.0f} s"
-    if status.health is Health.OFF:
-        return f"{status.path}: off: {status.reason} ({again})"
-    return f"{status.path}: {status.health.value} ({status.reason}), {again}, {direct}"
