@@ -8,7 +8,7 @@ import pytest
 
 from kvstored.clock import SystemClock
 from kvstored.device.file import FileDevice
-from kvstored.errors import ConfigError
+from kvstored.errors import ConfigError, DeviceError
 from kvstored.testing.contract_lower_tier import DIGEST, OTHER_DIGEST, Blocks, block_hash, content, find, load_all
 from kvstored.testing.faulty import FakeDevice, Faults
 from kvstored.tiers.base import Health
@@ -357,7 +357,8 @@ async def test_with_no_path_left_the_tier_is_off_and_everything_a_miss(tmp_path,
         assert harness.tier.usage().capacity_bytes == 0
         assert await store(harness, blocks, ["a"]) == [False]
         assert await harness.tier.find("t", DIGEST, [block_hash("a")], prefix=True) == []
-        assert await harness.tier.delete("t", DIGEST, [block_hash("a")]) == 0
+        with pytest.raises(DeviceError, match="may come back"):
+            await harness.tier.delete("t", DIGEST, [block_hash("a")])
 
 
 # --- refusals ---
