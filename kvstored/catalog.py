@@ -225,13 +225,13 @@ class Catalog:
         unheld = [entry for entry in entries if not entry.holds]
         for order, group in [(space.only_pool.order, unheld)] if space.only_pool else _by_order(unheld):
             order.remove_many(group)
-        fresh_bytes = 0
+        fresh: list[Entry] = []
         for entry in entries:  # which may name a block twice
             if not entry.leases:
-                fresh_bytes += entry.pool.slot_bytes
-            entry.holds += 1
+                fresh.append(entry)
             entry.leases += 1
-        self.leased_bytes[space.tenant] += fresh_bytes
+            entry.holds += 1
+        self.leased_bytes[space.tenant] += space.slot_bytes_of(fresh)
 
     def unlease(self, entries: Sequence[Entry]) -> None:
         """Note that a lease ends."""

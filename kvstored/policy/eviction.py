@@ -89,6 +89,13 @@ def around(sentinel: Node) -> Iterator[Node]:
         node = node.next
 
 
+def _link(colder: Node | None, warmer: Node | None) -> None:
+    """Make two nodes neighbours; nothing happens where there is none."""
+    if colder is not None and warmer is not None:
+        colder.next = warmer
+        warmer.prev = colder
+
+
 class Rings:
     """What orders share whose nodes stand in rings: leaving needs no knowledge of which ring it is."""
 
@@ -109,14 +116,19 @@ class Rings:
 
     def remove_many(self, nodes: Iterable[Node]) -> None:
         """See `EvictionOrder`."""
+        # A chain mostly stands as a stretch of neighbours, parents warmer than children: its ends are linked once.
         removed = 0
+        colder = warmer = None  # the neighbours of the stretch being taken out
         for node in nodes:
-            colder, warmer = node.prev, node.next
-            if colder is not None and warmer is not None:
-                colder.next = warmer
-                warmer.prev = colder
-                node.prev = node.next = None
-                removed += 1
+            if node is not colder:
+                _link(colder, warmer)
+                colder, warmer = None, node.next
+                if warmer is None:
+                    continue
+            colder = node.prev
+            node.prev = node.next = None
+            removed += 1
+        _link(colder, warmer)
         self._count -= removed
 
     def evict_many(self, nodes: Iterable[Node]) -> None:

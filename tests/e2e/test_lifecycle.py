@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 from kvstored_proto.v1 import kvstored_pb2 as pb
@@ -124,7 +125,9 @@ def test_a_second_signal_ends_the_flush_sooner(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
-def test_signals_to_its_very_end_change_nothing_about_how_it_ends(tmp_path, number):
+def test_signals_to_its_very_end_change_nothing_about_how_it_ends(tmp_path, number, request):
+    # Whoever runs the tests under nohup ignores SIGHUP, and so would the daemon.
+    request.addfinalizer(partial(signal.signal, number, signal.signal(number, signal.SIG_DFL)))
     with DaemonProcess(SETTINGS, nvme=True, parent_directory=tmp_path) as daemon:
         process = daemon._process
         while process.poll() is None:
