@@ -7,6 +7,7 @@ import selectors
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Final
 
 from kvstored.descriptor_store import DescriptorStore
@@ -27,9 +28,13 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 class KeptDaemon(DaemonProcess):
-    """A `DaemonProcess` that finds at each start what it left at the end before, however that came."""
+    """A `DaemonProcess` that finds at each start what it left at the end before, however that came.
+
+    `source`: a tree with the code of another version, to be started from now on; None: this one.
+    """
 
     descriptors_max = 1100
+    source: Path | None = None
 
     def _spawn(self) -> None:
         assert self._process is None, "already started"
@@ -46,6 +51,8 @@ class KeptDaemon(DaemonProcess):
             "LISTEN_FDS": str(len(held)),
             "LISTEN_FDNAMES": ":".join(held),
         }
+        if self.source is not None:
+            environ["PYTHONPATH"] = os.pathsep.join(str(self.source / part) for part in (".", "client", "proto"))
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -53,6 +60,7 @@ class KeptDaemon(DaemonProcess):
                 stdout=log,
                 stderr=log,
                 env=environ,
+                cwd=self.source,
                 pass_fds=tuple(held.values()),
             )
         keeper.pid = self._process.pid

@@ -7,9 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
-from io import BytesIO
-from pathlib import Path
 
 import lmdb
 import pytest
@@ -23,10 +20,10 @@ from kvstored.tiers.formats import State, pack_extent_key, pack_row, unpack_row,
 from kvstored.tiers.index_copy import IndexCopy
 from kvstored.tiers.sources import Source
 from kvstored.tiers.tombstones import ENTRY_BYTES, unpack_tombstones
+from tests.old_code import extract
 from tests.unit import format1
 from tests.unit.test_nvme import EXTENT_BYTES, Harness, names, refused, store
 
-ROOT = Path(__file__).parents[2]
 OLD_COMMIT = "a74f597"
 
 
@@ -584,13 +581,7 @@ async def test_a_damaged_index_of_format_1_is_made_from_the_footers(tmp_path, bl
 @pytest.fixture(scope="module")
 def old_code(tmp_path_factory):
     """The code of the last commit that wrote format 1."""
-    archive = subprocess.run(["git", "-C", str(ROOT), "archive", OLD_COMMIT, "kvstored"], capture_output=True)
-    if archive.returncode:
-        pytest.skip(f"commit {OLD_COMMIT} is not in this checkout's history")
-    path = tmp_path_factory.mktemp("old")
-    with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
-        files.extractall(path, filter="data")
-    return path
+    return extract(OLD_COMMIT, tmp_path_factory.mktemp("old"), "kvstored")
 
 
 OLD_WRITER = """
