@@ -27,6 +27,7 @@ from kvstored.tiers.volume import Volume
 BACK_OFF_MAX: Final = 12  # times `retry_s`: a minute by default
 SOON_S: Final = 0.05  # while the last users of a volume that is off leave it
 DELETES_MAX: Final = 65_536
+OPEN_WAIT_S: Final = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -61,16 +62,33 @@ class VolumePath:
         self._stopping = asyncio.Event()
         self._stepping = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | None = None  # where nobody waits for it
 
     # --- life ---
 
     async def open(self) -> None:
-        """Open the path at the start. One whose device fails is off and tried again; raises ConfigError."""
-        try:
-            await self._open()
-        except DeviceError as error:
-            self._reason = str(error)
-            _log.error("%s is off: %s", self.path, error)
+        """Open the path at the start. One whose device fails is off and tried again; raises ConfigError.
+
+        Where it takes very long, for the device hangs or a large index is made anew, the daemon serves without
+        it until it is there.
+        """
+        opening = asyncio.ensure_future(self._open_first())
+        await asyncio.wait([opening], timeout=OPEN_WAIT_S)
+        if opening.done():
+            return opening.result()
+        self._opening, self._reason = opening, "it is being opened, which takes long"
+        _log.warning("%s is being opened still: serving without it until then", self.path)
+        return None
+
+    async def _open_first(self) -> None:
+        async with self._stepping:
+            try:
+                await self._open()
+            except (ConfigError, DeviceError) as error:
+                if isinstance(error, ConfigError) and self._opening is None:
+                    raise
+                self._reason = str(error)
+                _log.error("%s is off: %s", self.path, error)
 
     def watch(self) -> None:
         """Look after it from here on."""
@@ -79,7 +97,7 @@ class VolumePath:
     async def close(self, timeout_s: float) -> bool:
         """Stop looking after it and close it. False: a thread did not come back from its device."""
         self._stopping.set()
-        tasks = [self._task] if self._task is not None else []
+        tasks = [task for task in (self._task, self._opening) if task is not None]
         if self.scrubber is not None:
             self.scrubber.stop()
             tasks.append(self.scrubber.task)

@@ -116,6 +116,30 @@ async def test_a_directory_that_is_gone_is_off_and_comes_back_with_its_blocks(tm
         assert {record.location.volume for record in await find(harness, "t", names("a", 8))} == numbers
 
 
+async def test_a_path_that_takes_long_to_open_is_served_without_and_then_with(tmp_path, blocks, monkeypatch):
+    async with faulty_harness(tmp_path) as harness:
+        await store(harness, blocks, names("a", 4))
+    monkeypatch.setattr("kvstored.tiers.recovery.OPEN_WAIT_S", 0.01)
+    ready, settle = asyncio.Event(), Volume.settle
+
+    async def late(volume, lost):
+        await ready.wait()
+        await settle(volume, lost)
+
+    monkeypatch.setattr(Volume, "settle", late)
+    async with faulty_harness(tmp_path) as harness:
+        (path,) = harness.tier.paths()
+        assert (path.health, path.reason) == (Health.OFF, "it is being opened, which takes long")
+        assert await load_all(harness, blocks, "t", names("a", 4)) == {}
+        ready.set()
+        assert await back(harness)
+        assert len(await load_all(harness, blocks, "t", names("a", 4))) == 4
+    ready.clear()
+    async with faulty_harness(tmp_path) as harness:
+        assert not await harness.tier._paths[0].close(0.01), "a stop does not wait for what may never end"
+        ready.set()
+
+
 async def test_blocks_deleted_while_a_path_was_off_do_not_come_back_with_it(tmp_path, blocks):
     async with faulty_harness(tmp_path) as harness:
         await store(harness, blocks, names("a", 4))
