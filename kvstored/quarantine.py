@@ -165,7 +165,8 @@ class Quarantine:
     # ---- clients that do not ----
 
     async def run(self) -> None:
-        """Look whether the processes are still there, until nothing is held any more."""
+        """Look whether the processes are still there, until nothing is held any more; the daemon serves."""
+        self._began_s = self._parts.clock.monotonic()  # nobody could come back while the tiers were being opened
         while self._groups:
             await self.look()
             await asyncio.sleep(LOOK_EVERY_S)

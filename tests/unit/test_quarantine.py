@@ -1,5 +1,6 @@
 """Leases over a restart: their slots stay as they are until nobody can be reading them."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -233,6 +234,26 @@ async def test_a_process_that_cannot_be_seen_has_its_time_to_come_back(keeper):
         node.clock.now += UNSEEN_S
         await node.store.quarantine.look()
         assert node.store.quarantine.leases == 0
+    left.close()
+
+
+async def test_the_time_to_come_back_begins_when_the_daemon_serves(keeper, monkeypatch):
+    async with node_on(keeper) as node:
+        await leased(node)
+        left = keeper.snapshot()
+    async with node_on(left) as node:
+        quarantine, look, looked = node.store.quarantine, node.store.quarantine.look, asyncio.Event()
+
+        async def observed():
+            await look()
+            looked.set()
+
+        monkeypatch.setattr(quarantine, "look", observed)
+        node.clock.now += UNSEEN_S  # so long took the lower tier to open
+        running = asyncio.create_task(quarantine.run())
+        await looked.wait()
+        assert quarantine.leases == 1
+        running.cancel()
     left.close()
 
 
