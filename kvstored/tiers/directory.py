@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from kvstored.device.file import ALIGN_BYTES, FileDevice, NoSpace
 from kvstored.device.handles import OpenFiles
-from kvstored.errors import ConfigError, DeviceError
+from kvstored.errors import ConfigError, CorruptData, DeviceError
 from kvstored.tiers.evictions import Evictions
 from kvstored.tiers.formats import FORMAT_VERSION
 from kvstored.tiers.markers import MARKER, VolumeFormat, read_markers, write_markers
@@ -139,7 +139,7 @@ class VolumeDirectory:
             self.old_format = False
 
     def _open_locked(self, extent_bytes: int, require_direct_io: bool) -> None:
-        self._check(read_markers(self.device, self.path) or self._create(extent_bytes), extent_bytes)
+        self._check(self._marked(extent_bytes), extent_bytes)
         self.direct = self.device.allows_direct_io(self.path / MARKER)
         if require_direct_io and not self.direct:
             raise ConfigError(
@@ -150,12 +150,21 @@ class VolumeDirectory:
             self.device.make_directory(directory)
         self.files = OpenFiles(self.device, direct=self.direct, limit=self._open_files_max)
 
+    def _marked(self, extent_bytes: int) -> VolumeFormat:
+        """What its markers say, new ones where it has none. Raises CorruptData, DeviceError or ConfigError."""
+        try:
+            return read_markers(self.device, self.path) or self._create(extent_bytes)
+        except CorruptData:
+            if self.device.exists(self.index) or self.device.exists(self.extents):
+                raise
+            return self._create(extent_bytes)  # it was never opened: they were damaged as they were made
+
     def _create(self, extent_bytes: int) -> VolumeFormat:
         for directory in (self.index, self.extents):
             if self.device.exists(directory):
                 raise ConfigError(f"nvme.paths: {self.path} has {directory.name}/ but no FORMAT file: empty it first")
         fresh = VolumeFormat(FORMAT_VERSION, uuid.uuid4().hex, extent_bytes)
-        write_markers(self.device, self.path, fresh)
+        write_markers(self.device, self.path, fresh, check=True)
         return fresh
 
     def _check(self, found: VolumeFormat, extent_bytes: int) -> None:

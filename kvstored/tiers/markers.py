@@ -61,11 +61,16 @@ def read_markers(device: FileDevice, path: Path) -> VolumeFormat | None:
     return best
 
 
-def write_markers(device: FileDevice, path: Path, content: VolumeFormat, names: Iterable[str] = MARKERS) -> None:
-    """Write them, durably, with their CRC; raises DeviceError."""
+def write_markers(
+    device: FileDevice, path: Path, content: VolumeFormat, names: Iterable[str] = MARKERS, *, check: bool = False
+) -> None:
+    """Write them, durably, with their CRC; raises DeviceError, with `check` also where one reads otherwise."""
     content.crc = content.expected_crc()
+    encoded = msgspec.json.encode(content)
     for name in names:
-        device.replace(path / name, msgspec.json.encode(content))
+        device.replace(path / name, encoded)
+        if check and device.read_whole(path / name) != encoded:  # while nothing is in the volume that could be lost
+            raise DeviceError(f"{path / name} does not read as it was written")
 
 
 def _decode(stored: bytes) -> VolumeFormat | None:

@@ -509,3 +509,24 @@ def damage(path, offsets):
             byte = file.read(1)
             file.seek(offset)
             file.write(bytes([byte[0] ^ 1]))
+
+
+async def test_a_volume_whose_making_was_cut_short_is_made_anew(tmp_path, blocks):
+    drive = tmp_path / "drive0"
+    drive.mkdir()
+    (drive / "FORMAT").write_bytes(b"\0" * 90)  # all that there is: it never held a block
+    async with faulty_harness(tmp_path) as harness:
+        assert await store(harness, blocks, names("a", 2)) == [True] * 2
+    async with faulty_harness(tmp_path) as harness:
+        assert len(await load_all(harness, blocks, "t", names("a", 2))) == 2
+
+
+async def test_a_device_that_does_not_keep_the_format_files_makes_no_volume(tmp_path, blocks, monkeypatch):
+    read_whole = FakeDevice.read_whole
+    monkeypatch.setattr(
+        FakeDevice, "read_whole", lambda self, path: b"{}" if path.name == "FORMAT" else read_whole(self, path)
+    )
+    async with faulty_harness(tmp_path) as harness:
+        (path,) = harness.tier.paths()
+        assert path.health is Health.OFF
+        assert "does not read as it was written" in path.reason or "damaged" in path.reason
