@@ -15,6 +15,7 @@ from kvstored.history import Gone
 from kvstored.keys import BLOCK_BYTES_MAX, slot_bytes
 from kvstored.parts import Below, Parts
 from kvstored.tiers.base import Load, Record
+from kvstored.tiers.threads import Calls
 
 BATCH_BLOCKS: Final = 64
 SCRATCH_BYTES: Final = 2 * BLOCK_BYTES_MAX
@@ -32,11 +33,12 @@ class Verified(msgspec.Struct):
 
 async def verify(parts: Parts) -> Verified:
     """Check every block of every tenant in every tier; reads all of NVMe."""
-    result = Verified()
+    result, calls = Verified(), Calls()
     for space in list(parts.catalog.spaces.values()):
         entries = iter(list(space.entries.values()))
         while batch := list(itertools.islice(entries, BATCH_BLOCKS)):
-            await _verify_dram(parts, batch, result)
+            # However often the caller is cancelled: the blocks are held until no thread is at them, and no longer.
+            await calls.to_its_end(_verify_dram(parts, batch, result))
         if parts.below is not None:
             await _verify_nvme(parts.below, space, result)
     return result
@@ -46,20 +48,17 @@ async def _verify_dram(parts: Parts, batch: Sequence[Entry], result: Verified) -
     entries = [entry for entry in batch if entry.state == READY]
     result.skipped += len(batch) - len(entries)
     parts.catalog.hold(entries)
-    blocks = [(parts.dram.address(entry.slot), entry.size_bytes) for entry in entries]
-    task = asyncio.get_running_loop().run_in_executor(parts.copiers, memory.hash_many, blocks)
     try:
-        hashes = await asyncio.shield(task)
-    finally:
-        await asyncio.wait([task])
-        for entry, found in zip(entries, task.result(), strict=True):
+        blocks = [(parts.dram.address(entry.slot), entry.size_bytes) for entry in entries]
+        hashes = await asyncio.get_running_loop().run_in_executor(parts.copiers, memory.hash_many, blocks)
+        for entry, found in zip(entries, hashes, strict=True):
             if entry.state != DEAD and found != parts.dram.records.content_hash(entry.slot):
                 _drop(parts, entry)
                 result.corrupt += 1
+    finally:
         parts.room.unhold(entries)
     result.dram_blocks += len(entries)
     result.size_bytes += sum(entry.size_bytes for entry in entries)
-    assert len(hashes) == len(entries), "one hash a block"
 
 
 def _drop(parts: Parts, entry: Entry) -> None:
