@@ -177,23 +177,24 @@ class FileDevice:
     # --- directories ---
 
     def make_directory(self, path: Path) -> None:
-        """Make a directory, and those above it, and make their names durable; one that is there is fine."""
+        """Make a directory and those above it, from the top, each durable before the next; one that exists is fine."""
         with device_errors(f"making the directory {path}"):
             missing = [one for one in (path, *path.parents) if not self._exists(one)]
-            self._make_directory(path)
-            for one in missing:
+            last = missing[-1].parent if missing else path  # the only one whose maker may have failed to sync its name
+            if self._place(last)[0] == self._place(last.parent)[0]:  # else a mount point: not made here
+                with suppress(PermissionError):  # in a directory of others: neither
+                    self._sync_directory(last.parent)
+            for one in reversed(missing):
+                self._make_directory(one)
                 self._sync_directory(one.parent)
-            if not missing:
-                with suppress(OSError):  # a process that died may have made it; it need not be ours to sync
-                    self._sync_directory(path.parent)
+            self._make_directory(path)  # fails where it is no directory
 
     def names(self, path: Path) -> dict[str, int]:
         """The files in a directory with their sizes in bytes; empty where there is no such directory."""
         with device_errors(f"listing {path}"):
-            try:
+            with suppress(FileNotFoundError):
                 return self._list(path)
-            except FileNotFoundError:
-                return {}
+            return {}
 
     def exists(self, path: Path) -> bool:
         """Whether there is a file or directory of that name."""
@@ -203,10 +204,9 @@ class FileDevice:
     def place(self, path: Path) -> tuple[int, int] | None:
         """Which file system and inode a path leads to; None where there is nothing."""
         with device_errors(f"looking for {path}"):
-            try:
+            with suppress(FileNotFoundError):
                 return self._place(path)
-            except FileNotFoundError:
-                return None
+            return None
 
     def free_bytes(self, path: Path) -> int:
         """How much more the file system of a directory takes."""

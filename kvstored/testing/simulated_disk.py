@@ -130,6 +130,8 @@ class Disk:
 
     def find(self, path: Path) -> Content | Folder | None:
         """What is there under a name."""
+        if not path.name:
+            return self.root
         try:
             return self.folder(path.parent).now.get(path.name)
         except FileNotFoundError:

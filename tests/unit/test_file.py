@@ -1,7 +1,9 @@
 """Files and the bounded set of open ones."""
 
+import errno
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from kvstored.device.file import AlignedBuffer, FileDevice, NoSpace
 from kvstored.device.handles import OpenFiles
 from kvstored.errors import DeviceError
 from kvstored.testing.faulty import FakeDevice, Faults
+from kvstored.testing.simulated_device import SimulatedDevice
 
 
 @pytest.fixture
@@ -167,4 +170,40 @@ def test_the_name_of_a_new_directory_is_durable(tmp_path):
 
     synced = []
     Watched().make_directory(tmp_path / "a" / "b")
-    assert set(synced) == {tmp_path, tmp_path / "a"}
+    assert [path for path in synced if path != tmp_path.parent] == [tmp_path, tmp_path / "a"]
+
+
+def failing_sync_of(device, monkeypatch, path, *, error=errno.EROFS):
+    """The next sync of that directory fails."""
+    sync, failing = device._sync_directory, [path]
+
+    def sync_directory(directory):
+        if directory in failing:
+            failing.remove(directory)
+            raise OSError(error, os.strerror(error))
+        sync(directory)
+
+    monkeypatch.setattr(device, "_sync_directory", sync_directory)
+
+
+@pytest.mark.parametrize("at", ["/", "/a", "/a/b"])
+def test_a_directory_whose_name_could_not_be_synced_is_durable_once_making_it_succeeds(monkeypatch, at):
+    device, path = SimulatedDevice(), Path("/a/b/c")
+    failing_sync_of(device, monkeypatch, Path(at))
+    with pytest.raises(DeviceError, match="making the directory"):
+        device.make_directory(path)
+    device.restarted()  # and the next process knows nothing of it
+    failing_sync_of(device, monkeypatch, Path(at))  # it still fails: then it must not be said to be there
+    with pytest.raises(DeviceError, match="making the directory"):
+        device.make_directory(path)
+    device.make_directory(path)
+    for folder in (Path("/"), Path("/a"), Path("/a/b")):
+        device.disk.folder(folder).power_cut(lambda: False)
+    assert device.exists(path)
+
+
+def test_a_directory_in_one_that_belongs_to_others_is_fine(monkeypatch):
+    device, path = SimulatedDevice(), Path("/a/b")
+    device.make_directory(path)
+    failing_sync_of(device, monkeypatch, Path("/a"), error=errno.EACCES)
+    device.make_directory(path)
