@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kvstored.device.memory import Mapping
 from kvstored.errors import CorruptData
 from kvstored.tiers.lease_ledger import LeaseLedger, NotedSession
+from tests.watched import Watched
 
 SIZE = 64 << 10
 KEY, DIGEST = b"k" * 16, b"d" * 16
@@ -103,30 +104,6 @@ def test_nonsense_is_passed_over(ledger):
     assert noted(bytes(ledger._table)) == ([], {})
 
 
-class Watched:
-    """A buffer with a picture of the whole table after every store, and in the middle of long ones."""
-
-    def __init__(self, inner, table, pictures):
-        self.inner, self.table, self.pictures = inner, table, pictures
-
-    def __setitem__(self, place, value):
-        if isinstance(place, slice):
-            for cut in range(place.start, place.stop, 24):
-                self.inner[place.start : cut] = value[: cut - place.start]
-                self.pictures.append(bytes(self.table))
-        self.inner[place] = value
-        self.pictures.append(bytes(self.table))
-
-    def __getitem__(self, place):
-        return self.inner[place]
-
-    def __len__(self):
-        return len(self.inner)
-
-    def release(self):
-        self.inner.release()
-
-
 class Chunk:
     """The struct of a chunk's head, as a store that shows."""
 
@@ -147,7 +124,7 @@ def test_a_kill_between_any_two_stores_leaves_every_lease_right_or_not_there(ste
     ledger = LeaseLedger(8192)
     pictures, held, places = [], {}, {}
     table, words = ledger._table, ledger._words
-    ledger._table, ledger._words = Watched(table, table, pictures), Watched(words, table, pictures)
+    ledger._table, ledger._words = Watched(table, table, pictures, 24), Watched(words, table, pictures, 24)
     with pytest.MonkeyPatch.context() as patch:
         from kvstored.tiers import lease_ledger
 

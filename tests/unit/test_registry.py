@@ -10,6 +10,7 @@ from kvstored.errors import CorruptData, DeviceError
 from kvstored.keys import Namespace
 from kvstored.tiers import registry as layout
 from kvstored.tiers.registry import Registry
+from tests.watched import Watched
 
 
 def namespace(number, tenant="acme", size=40):
@@ -44,30 +45,6 @@ def test_the_next_process_reads_what_was_noted():
         each.close()
 
 
-class Watched:
-    """A buffer that keeps a picture of all bytes after every store, and in the middle of long ones."""
-
-    def __init__(self, inner, table, pictures):
-        self.inner, self.table, self.pictures = inner, table, pictures
-
-    def __setitem__(self, place, value):
-        if isinstance(place, slice):
-            for cut in range(place.start, place.stop, 7):
-                self.inner[place.start : cut] = value[: cut - place.start]
-                self.pictures.append(bytes(self.table))
-        self.inner[place] = value
-        self.pictures.append(bytes(self.table))
-
-    def __getitem__(self, place):
-        return self.inner[place]
-
-    def __len__(self):
-        return len(self.inner)
-
-    def release(self):
-        self.inner.release()
-
-
 ENTRIES = st.lists(
     st.one_of(
         st.tuples(st.just("note_boot"), st.tuples(st.integers(1, 1 << 40))),
@@ -89,7 +66,7 @@ def test_a_kill_between_any_two_stores_leaves_all_that_was_noted_before(entries)
     log._table[16 + 8 : 16 + 8 + 64] = b"\1" * 64  # as an entry that was never finished may have left it
     pictures = []
     table, words = log._table, log._words
-    log._table, log._words = Watched(table, table, pictures), Watched(words, table, pictures)
+    log._table, log._words = Watched(table, table, pictures, 7), Watched(words, table, pictures, 7)
     allowed = [state(log)]
     for name, args in entries:
         getattr(log, name)(*args)
