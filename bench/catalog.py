@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from bench.common import Figure, emit, parser, progress, run
-from kvstored.catalog import READY, WRITING, Catalog, Entry
+from kvstored.catalog.catalog import READY, WRITING, Catalog, Entry
 from kvstored.keys import Namespace, split_hashes
 
 _CHAIN_BLOCKS: Final = 100

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -51,6 +51,22 @@ class Figure:
         return _RELATIONS[relation](value, float(limit))
 
 
+class BadInput(ValueError):
+    """What a bench was given cannot be used; the message says which file, line or value."""
+
+
+def count(text: str) -> int:
+    """A number of an option that is 1 or more. Raises ArgumentTypeError."""
+    if not (text.isascii() and text.isdecimal()) or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number over 0")
+    return int(text)
+
+
+def counts(text: str) -> list[int]:
+    """Several with commas between. Raises ArgumentTypeError."""
+    return [count(part.strip()) for part in text.split(",")]
+
+
 def parser(module: str, purpose: str, figures: Sequence[Figure]) -> argparse.ArgumentParser:
     """A command line with `--json` and the figures' meanings in its help."""
     width = max(len(f.key) for f in figures)
@@ -75,6 +91,11 @@ def emit(values: Values, figures: Sequence[Figure], target: str | None) -> None:
     if target is None:
         Console().print(_table(values, figures))
         return
+    write_json(values, figures, target)
+
+
+def write_json(values: Mapping[str, Any], figures: Sequence[Figure], target: str) -> None:
+    """One JSON object of all declared figures, however deep their values, to a file or, for `-`, standard output."""
     text = json.dumps({f.key: _rounded(values.get(f.key)) for f in figures}) + "\n"
     if target == "-":
         sys.stdout.write(text)
@@ -92,7 +113,11 @@ def _table(values: Values, figures: Sequence[Figure]) -> Table:
     return table
 
 
-def _rounded(value: Value) -> Value:
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
@@ -102,9 +127,13 @@ def progress(text: str) -> None:
 
 
 def run(main: Callable[[], int]) -> None:
-    """Run a bench's main as a process: SIGTERM unwinds, so that daemons and directories go."""
+    """Run a bench's main as a process: SIGTERM unwinds, so that daemons and directories go. Bad input is one line."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BadInput as error:
+        progress(f"bench: {error}")
+        sys.exit(2)
 
 
 # --- measuring -----------------------------------------------------------------
@@ -132,6 +161,20 @@ def median_ratio(measured: Sequence[float], ceiling: Sequence[float]) -> float:
     return median(m / c for m, c in zip(measured, ceiling, strict=True))
 
 
+def quiet_ratio(measured: Sequence[float], ceiling: Sequence[float]) -> float:
+    """Lower quartile of measured times over that of the ceiling's.
+
+    What else runs on the machine only ever adds time, so the faster repeats are those that tell the two apart.
+    """
+    assert min(len(measured), len(ceiling)) >= 2, "a quartile needs two repeats"
+    return statistics.quantiles(measured, n=4)[0] / statistics.quantiles(ceiling, n=4)[0]
+
+
 def p50_us(seconds: Sequence[float]) -> float:
     """Median in microseconds."""
     return median(seconds) * 1e6
+
+
+def p99_us(seconds: Sequence[float]) -> float:
+    """99th percentile in microseconds: of fewer than 100 values the largest."""
+    return sorted(seconds)[-(-len(seconds) * 99 // 100) - 1] * 1e6

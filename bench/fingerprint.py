@@ -16,6 +16,8 @@ from pathlib import Path
 
 from kvstored_client.weights import weights_fingerprint
 
+from bench.cold import drop_cache
+
 _SHARD_BYTES = 1 << 30
 _TENSORS = 120
 
@@ -40,16 +42,6 @@ def generate(folder: Path, size_bytes: int) -> Path:
     return folder
 
 
-def drop_from_page_cache(path: Path) -> None:
-    """So that the next look goes to the disk."""
-    for file in [path] if path.is_file() else path.iterdir():
-        if file.is_file():
-            descriptor = os.open(file, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
-
-
 def report(name: str, path: Path) -> None:
     """Print the time of one fingerprint."""
     begin = time.perf_counter()
@@ -66,7 +58,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"
         path = options.path or generate(Path(scratch) / "model", int(options.gib * (1 << 30)))
-        drop_from_page_cache(path)
+        drop_cache(path)
         report("first, from the disk", path)
         time.sleep(2.1)  # files that were written just now are not remembered
         os.environ["XDG_CACHE_HOME"] = f"{scratch}/other"

@@ -8,18 +8,15 @@ the orders cost a block when they are large.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.common import Figure, parser, progress, run
+from bench.common import BadInput, Figure, count, counts, parser, progress, run, write_json
 from bench.traces import find_trace, read_trace
 from kvstored.policy.eviction import EvictionOrder
 from kvstored.policy.ideal import ideal_hits
@@ -124,16 +121,12 @@ def show(values: dict[str, Any]) -> None:
         Console().print(table)
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
 def main() -> int:
     """Entry point."""
     arguments = _arguments()
     policies = arguments.policies.split(",") if arguments.policies else [*ORDERS, OPT]
+    if unknown := [policy for policy in policies if policy not in (*ORDERS, OPT)]:
+        raise BadInput(f"--policies: {unknown[0]!r} is none of {', '.join([*ORDERS, OPT])}")
     values: dict[str, Any] = {}
     if arguments.cost:
         values["cost_us"] = {p: cost(make_order(p), arguments.cost_blocks) for p in policies if p != OPT}
@@ -142,25 +135,22 @@ def main() -> int:
     else:
         path = find_trace(arguments.trace)
         requests = list(read_trace(path, arguments.limit))
-        capacities = [int(capacity) for capacity in arguments.capacities.split(",")]
-        values = {"trace": path.name} | compare(requests, policies, capacities)
-    if not arguments.json:
-        show(values)
-        return 0
-    text = json.dumps({figure.key: _rounded(values.get(figure.key)) for figure in FIGURES}) + "\n"
-    if arguments.json == "-":
-        sys.stdout.write(text)
+        values = {"trace": path.name} | compare(requests, policies, arguments.capacities)
+    if arguments.json:
+        write_json(values, FIGURES, arguments.json)
     else:
-        Path(arguments.json).write_text(text)
+        show(values)
     return 0
 
 
 def _arguments() -> argparse.Namespace:
     built = parser("bench.hitrate", "Hit rates of the eviction orders on a trace, with the ideal.", FIGURES)
     built.add_argument("--trace", help="a trace file, or the name of one in $KVSTORED_TRACES")
-    built.add_argument("--capacities", default="3000,10000,30000,50000", help="blocks, with commas between")
+    built.add_argument(
+        "--capacities", type=counts, default="3000,10000,30000,50000", help="blocks, with commas between"
+    )
     built.add_argument("--policies", help=f"of {', '.join([*ORDERS, OPT])}, with commas between (default: all)")
-    built.add_argument("--limit", type=int, help="simulate only the first so many requests")
+    built.add_argument("--limit", type=count, help="simulate only the first so many requests")
     built.add_argument("--cost", action="store_true", help="measure what the orders cost instead")
     built.add_argument("--cost-blocks", type=int, default=1_000_000, help="size of the orders for --cost")
     return built.parse_args()

@@ -26,9 +26,10 @@ from kvstored.device.file import FileDevice
 from kvstored.keys import Namespace
 from kvstored.tiers.base import Store
 from kvstored.tiers.directory import VolumeDirectory
-from kvstored.tiers.formats import ExtentRow, Placed, State, footer_bytes, header_bytes, pack_footer
+from kvstored.tiers.formats import ExtentRow, Placed, State, footer_bytes, header_bytes
 from kvstored.tiers.index import Index
 from kvstored.tiers.nvme import NvmeConfig, NvmeTier
+from kvstored.tiers.trailer import pack_footer
 
 _EXTENT_BYTES: Final = 256 << 20
 _BLOCK_BYTES: Final = 4096

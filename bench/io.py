@@ -7,7 +7,6 @@ take turns, every prefetch after a fresh restart and with the files out of the p
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -18,6 +17,7 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from bench.ceiling import FioRead, fio_available
 from bench.cell import chain_hashes
+from bench.cold import cold_restart
 from bench.common import GB, MIB, Figure, Value, Values, emit, median, median_ratio, p50_us, parser, progress, run
 from bench.load import ForeignLoad
 from bench.payload import Payloads
@@ -80,7 +80,7 @@ class IoBench:
             progress(f"prefetch {repeat + 1} of {self._repeats}")
             if with_fio:
                 self._fio_s.append(self._size_bytes / self._fio.bytes_per_s())
-            self._cold_restart()
+            cold_restart(self._daemon)
             self._prefetch(check=repeat == 0)
         progress("look-ups beside a prefetch")
         return {**values, **self._rates(), **self._lookups()}
@@ -127,13 +127,6 @@ class IoBench:
 
     # --- prefetching ---------------------------------------------------------------
 
-    def _cold_restart(self) -> None:
-        self._daemon.stop()
-        for file in self._daemon.nvme_path.rglob("*"):
-            if file.is_file():
-                _drop_cache(str(file))
-        self._daemon.start()
-
     def _prefetch(self, *, check: bool) -> None:
         with self._client() as client:
             namespace = client.namespace(_SPEC)
@@ -166,7 +159,7 @@ class IoBench:
         idle: list[float] = []
         busy: list[float] = []
         for _ in range(2):
-            self._cold_restart()
+            cold_restart(self._daemon)
             with self._client() as client:
                 client.prefetch(client.namespace(_PROBE_SPEC), self._probe_hashes).wait(_TIMEOUT_S)
                 with Prober(self._daemon.address, _PROBE_SPEC, self._probe_hashes) as prober:
@@ -196,14 +189,6 @@ class IoBench:
             values["fio_gbps"] = self._size_bytes / median(self._fio_s) / GB
             values["prefetch_ratio"] = median_ratio(self._fio_s, self._prefetch_s)
         return values
-
-
-def _drop_cache(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
 
 
 def settings(size_bytes: int) -> dict[str, str]:

@@ -1,9 +1,11 @@
 """Replays a recorded workload through a real daemon and compares its hits with a plain simulation.
 
 For each request the leading blocks are got and every byte of them is checked in place; the
-missing rest of the chain is put. The simulation is `kvstored.policy.simulator`, of the same
-capacity in blocks and with the same eviction order.
-With `--nvme-blocks` a second tier joins in; then hits are reported without a comparison.
+missing rest of the chain is put; each get finds the leases of the one before it ended. The
+simulation is `kvstored.policy.simulator`, of the same capacity in blocks and with the same eviction order.
+With `--nvme-blocks` a second tier joins in: the simulation is `kvstored.policy.two_tiers` then, with the same
+admission, and the replay waits for the mover after every step. Where the simulation says nothing (a request needs
+more room than the high watermark leaves, or NVMe has to recycle) hits are reported without a comparison.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvstored_client import Client, NamespaceSpec
+from kvstored_proto.v1.kvstored_pb2 import OPERATION_KEEP_ALIVE, KeepAliveReply, KeepAliveRequest, StatusReply
 
-from bench.common import Figure, emit, parser, progress, run
+from bench.common import Figure, count, emit, parser, progress, run
 from bench.payload import Payloads
 from bench.traces import block_hash, find_trace, read_trace
+from kvstored.policy.admission import ADMISSIONS, make_admission
 from kvstored.policy.orders import ORDERS, make_order
 from kvstored.policy.simulator import simulate
 from kvstored.policy.trace import Request
+from kvstored.policy.two_tiers import TwoTiers
 from kvstored.testing.daemon_process import DaemonProcess
 
 _PROGRESS_REQUESTS: Final = 1000
@@ -31,12 +36,15 @@ _IDLE_TIMEOUT_S: Final = 120.0
 
 FIGURES: Final = (
     Figure("eviction", "order of eviction"),
+    Figure("admission", "what is admitted to NVMe (null without it)"),
     Figure("requests", "requests replayed"),
     Figure("blocks", "blocks asked for"),
     Figure("hits", "leading blocks found and delivered"),
     Figure("hit_rate", "hits / blocks"),
-    Figure("simulated_hits", "hits of the simulator at the same capacity (null with --nvme-blocks)"),
+    Figure("simulated_hits", "hits of the simulator at the same capacity (null where it says nothing)"),
     Figure("hits_minus_simulated", "hits - simulated_hits: the daemon does exactly that at 0", "== 0"),
+    Figure("written_blocks", "blocks written to NVMe"),
+    Figure("written_minus_simulated", "written_blocks - those of the simulator", "== 0"),
     Figure("wrong_bytes", "delivered bytes that differ from what was put", "== 0"),
     Figure("refused_blocks", "blocks that a put could not store", "== 0"),
     Figure("first_difference", "first request whose hits differ from the simulation's (-1: none)"),
@@ -82,7 +90,14 @@ class Replay:
         with self._client.get(self._namespace, hashes, wait_s=wait_s) as blocks:
             for index in range(len(blocks)):
                 self.tally.wrong_bytes += self._payloads.wrong_bytes(ids[index], blocks[index])
-            return len(blocks)
+            hits = len(blocks)
+            if self._wait_idle:  # what came up may have started a demotion, which must not meet the release
+                wait_mover_idle(self._client)
+        if self._wait_idle:
+            wait_mover_idle(self._client)
+        elif hits == len(ids):  # no put follows; the next get may be served before the release, one use the less
+            self._client.call(OPERATION_KEEP_ALIVE, KeepAliveRequest(), KeepAliveReply)
+        return hits
 
     def _put(self, ids: Sequence[int], hashes: list[bytes], parent: bytes) -> None:
         rows = list(self._payloads.make(ids))
@@ -95,16 +110,24 @@ def wait_mover_idle(client: Client, timeout_s: float = _IDLE_TIMEOUT_S) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         status = client.status()
-        if status is not None and not status.counters["mover_queued"] + status.counters["mover_inflight"]:
+        if status is not None and status.counters["mover_idle"] and not _under_way(status):
             return
         time.sleep(0.0005)
     raise TimeoutError(f"the mover is not idle after {timeout_s:g} s")
+
+
+def _under_way(status: StatusReply) -> int:
+    names = ("mover_queued", "mover_inflight", "nvme_reinserting")
+    return sum(status.counters[name] for name in names if name in status.counters)
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, str]:
     settings = {
         "dram.capacity_bytes": str(arguments.dram_blocks * arguments.block_bytes),
         "policy.eviction": arguments.eviction,
+        "policy.admission": arguments.admission,
+        "mover.forecast_half_life_s": "0",  # it goes by time, which a simulation has none of
+        "limits.leased_share": "1.0",  # a simulated client may hold a chain as long as the tier
     }
     if arguments.nvme_blocks:
         wanted = arguments.nvme_blocks * arguments.block_bytes
@@ -114,7 +137,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str]:
     return settings
 
 
-def _replay(arguments: argparse.Namespace, requests: Sequence[Sequence[int]]) -> tuple[Tally, float]:
+def _replay(arguments: argparse.Namespace, requests: Sequence[Sequence[int]]) -> tuple[Tally, float, int]:
     two_tiers = bool(arguments.nvme_blocks)
     process = DaemonProcess(_settings(arguments), nvme=two_tiers, parent_directory=arguments.directory)
     with process as daemon, Client(daemon.address, name="replay", timeout_s=30.0) as client:
@@ -124,16 +147,18 @@ def _replay(arguments: argparse.Namespace, requests: Sequence[Sequence[int]]) ->
             replay.request(ids)
             if index % _PROGRESS_REQUESTS == _PROGRESS_REQUESTS - 1:
                 progress(f"{index + 1} of {len(requests)} requests, {replay.tally.hits} hits")
-        return replay.tally, time.perf_counter() - started
+        seconds, status = time.perf_counter() - started, client.status()
+        return replay.tally, seconds, 0 if status is None else status.counters["nvme_stored_blocks"]
 
 
 def main() -> int:
     """Entry point; exit status 1 where a byte was wrong or hits differ from the simulation's."""
     arguments = _arguments()
     requests = numbered(read_trace(find_trace(arguments.trace), arguments.limit))
-    tally, seconds = _replay(arguments, requests)
+    tally, seconds, written = _replay(arguments, requests)
     values = {
         "eviction": arguments.eviction,
+        "admission": arguments.admission if arguments.nvme_blocks else None,
         "requests": len(requests),
         "blocks": tally.blocks,
         "hits": tally.hits,
@@ -143,16 +168,30 @@ def main() -> int:
         "seconds": seconds,
     }
     difference = 0
-    if not arguments.nvme_blocks:
-        simulated = list(simulate(requests, make_order(arguments.eviction), arguments.dram_blocks))
+    compared = _simulate(arguments, requests)
+    if compared is not None:
+        simulated, simulated_written = compared
         difference = tally.hits - sum(simulated)
         values |= {
             "simulated_hits": sum(simulated),
             "hits_minus_simulated": difference,
             "first_difference": first_difference(tally.hits_by_request, simulated),
         }
+        if arguments.nvme_blocks:
+            values |= {"written_blocks": written, "written_minus_simulated": written - simulated_written}
     emit(values, FIGURES, arguments.json)
     return int(bool(tally.wrong_bytes or difference))
+
+
+def _simulate(arguments: argparse.Namespace, requests: Sequence[Sequence[int]]) -> tuple[list[int], int] | None:
+    """Hits of each request and blocks written to NVMe; None where the simulation does not stand for the daemon."""
+    order = make_order(arguments.eviction)
+    if not arguments.nvme_blocks:
+        return list(simulate(requests, order, arguments.dram_blocks)), 0
+    admission = make_admission(arguments.admission)
+    tiers = TwoTiers(order, arguments.dram_blocks, admission, block_bytes=arguments.block_bytes)
+    hits = list(map(tiers.request, requests))
+    return None if tiers.short_blocks or len(tiers.below) > arguments.nvme_blocks else (hits, tiers.written_blocks)
 
 
 def numbered(requests: Iterable[Request]) -> list[list[int]]:
@@ -169,13 +208,16 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
 def _arguments() -> argparse.Namespace:
     built = parser("bench.replay", "Replay a trace through a real daemon, every byte checked.", FIGURES)
     built.add_argument("trace", help="a trace file, or the name of one in $KVSTORED_TRACES")
-    built.add_argument("--block-bytes", type=int, default=16384)
-    built.add_argument("--dram-blocks", type=int, default=10000, help="capacity of the DRAM tier")
+    built.add_argument("--block-bytes", type=count, default=16384)
+    built.add_argument("--dram-blocks", type=count, default=10000, help="capacity of the DRAM tier")
     built.add_argument(
         "--eviction", choices=sorted(ORDERS), default="shelf_life", help="order of eviction (default: %(default)s)"
     )
     built.add_argument("--nvme-blocks", type=int, default=0, help="capacity of an NVMe tier; 0 = none")
-    built.add_argument("--limit", type=int, help="replay only the first so many requests")
+    built.add_argument(
+        "--admission", choices=sorted(ADMISSIONS), default="admit_all", help="what goes to NVMe (default: %(default)s)"
+    )
+    built.add_argument("--limit", type=count, help="replay only the first so many requests")
     built.add_argument("--directory", help="where the daemon's files go (default: the system's temporary directory)")
     return built.parse_args()
 

@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from kvstored_client import Client, NamespaceSpec
-from kvstored_client.namespace import Durability
+from kvstored_client.terms import Durability
 
 from bench.cell import chain_hashes
 from bench.common import MIB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,16 +14,18 @@ from typing import Annotated, Final, Literal, NoReturn
 
 import typer
 
-from kvstored import logs
-from kvstored.config import LoadedConfig, load_config
+from kvstored.config.config import LoadedConfig, load_config
+from kvstored.config.schema import Config
 from kvstored.errors import ConfigError
+from kvstored.reporting import logs
 from kvstored.supervise import replace_this_process
 
 EXIT_CONFIG: Final = 78  # EX_CONFIG: a restart will not help
 _HELP: Final = frozenset({"--help", "--install-completion", "--show-completion"})
 
 app = typer.Typer(
-    help="Per-node storage daemon for the KV cache of LLM inference. Without a command: serve.",
+    help="Per-node storage daemon for the KV cache of LLM inference. "
+    "Without a command: serve, with the options of `kvstored serve --help`.",
     epilog="Exit codes: 0 ended in order, 1 failed, 2 usage, 78 a setting is wrong (check-config: 1).",
     no_args_is_help=False,
     pretty_exceptions_enable=False,
@@ -65,11 +68,15 @@ def serve(config: ConfigOption = None, settings: SetOption = None, supervise: Su
 
 @app.command("check-config")
 def check_config(config: ConfigOption = None, settings: SetOption = None, output: OutputOption = "table") -> None:
-    """Print the effective configuration and where each value came from; exit 1 where one is wrong."""
-    from kvstored import config_report
+    """Print the effective configuration and where each value came from; exit 1 where one is wrong.
+
+    So it is where it does not go together with what admins changed of the tenants (in server.state_dir).
+    """
+    from kvstored.config import report as config_report
 
     try:
         loaded = _load(config, settings)
+        _check_tenants(loaded.config)
     except ConfigError as error:
         if output == "json":
             print(json.dumps({"ok": False, "errors": str(error).splitlines()}, indent=2))
@@ -85,7 +92,7 @@ def rebuild_index(config: ConfigOption = None, settings: SetOption = None, outpu
 
     The daemon does so by itself where the index is damaged or lost.
     """
-    from kvstored import rebuild_index as command
+    from kvstored.daemon import rebuild_index as command
 
     try:
         loaded = _load(config, settings)
@@ -115,6 +122,16 @@ def _load(config: Path | None, settings: list[str] | None) -> LoadedConfig:
     return load_config(config, dict(map(_assignment, settings or [])))
 
 
+def _check_tenants(config: Config) -> None:
+    """Raises ConfigError where the daemon would not start with these tenants and those that it keeps on file."""
+    from kvstored.device.state_directory import StateDirectory
+    from kvstored.tenancy.file import FILE_NAME, open_tenants
+
+    state = StateDirectory(config.server.state_dir)
+    if os.access(state.path / FILE_NAME, os.R_OK):  # else it is the daemon's alone, or not there yet
+        open_tenants(config.tenants, state, config.check_tenants, take=False)
+
+
 def _assignment(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator or not key:
@@ -132,7 +149,7 @@ def _run(loaded: LoadedConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, _leave)
-    from kvstored import process  # the other commands need neither uvloop nor the tiers
+    from kvstored.daemon import process  # the other commands need neither uvloop nor the tiers
 
     try:
         return process.run(loaded.config)

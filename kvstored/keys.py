@@ -7,9 +7,11 @@ belongs to one tenant.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from struct import Struct
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -21,6 +23,7 @@ BLOCKS_PER_CALL_MAX: Final = 8192
 BLOCK_BYTES_MAX: Final = 16 << 20
 NAMESPACE_BYTES_MAX: Final = 16 << 10
 SLOT_ALIGN_BYTES: Final = 4096
+T = TypeVar("T")
 
 
 class Namespace(msgspec.Struct, frozen=True, gc=False):
@@ -59,3 +62,23 @@ def _cutter(hash_bytes: int, count: int) -> Struct:
 def slot_bytes(size_bytes: int) -> int:
     """Size of the slot that holds a block: the next multiple of 4 KiB, the unit of direct I/O."""
     return -(-size_bytes // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES
+
+
+def in_pieces(
+    items: Iterable[T], size_of: Callable[[T], int], piece_bytes: int, blocks_max: int = sys.maxsize
+) -> Iterator[list[T]]:
+    """Cut into pieces of about so many bytes of blocks, at least one block and at most so many each.
+
+    `size_of`: the bytes of what an item says of a block, without the padding of its slot.
+    """
+    piece: list[T] = []
+    filled_bytes = 0
+    for item in items:
+        size_bytes = slot_bytes(size_of(item))
+        if piece and (filled_bytes + size_bytes > piece_bytes or len(piece) >= blocks_max):
+            yield piece
+            piece, filled_bytes = [], 0
+        piece.append(item)
+        filled_bytes += size_bytes
+    if piece:
+        yield piece

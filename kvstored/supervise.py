@@ -29,6 +29,8 @@ from kvstored import offspring
 from kvstored.descriptor_store import DescriptorStore
 
 EXIT_FAILED: Final = 1  # what the daemon ends with where another try may help
+EXIT_CONFIG: Final = 78  # where one helps only when somebody has mended the configuration, or the machine
+MENDED_S: Final = 30.0  # so long until that is tried, while there is memory to lose
 DESCRIPTORS_MAX: Final = 8320  # two for each of 4,096 segments, and some
 DESCRIPTORS_OWN: Final = 64  # what this process needs itself
 WATCHDOG_S: Final = 30.0
@@ -169,6 +171,9 @@ class Supervisor:
         elif code < 0 or code == EXIT_FAILED:
             _say("error", "daemon died", **what)
             self._start_later()
+        elif code == EXIT_CONFIG and self._store.held:  # one ran before; to end now would cost all that was kept
+            _say("error", "daemon refused its configuration: mend it; SIGHUP tries at once", **what)
+            self._start_at_s = time.monotonic() + MENDED_S
         else:
             _say("info", "daemon ended", **what)
 
@@ -251,7 +256,7 @@ class Supervisor:
 
     def _checked(self, code: int) -> None:
         self._check_pid = 0
-        if code == 0:
+        if code == 0 or (self._child is None and self._start_at_s is not None):  # it ended, and the check with it
             self._restart()
         elif self._child is not None:
             _say("error", "restart refused, the daemon goes on: see what check-config says", status=code)

@@ -21,11 +21,12 @@ from kvstored_client.client import Client
 from kvstored_client.errors import KVStoredClientError, Refused, Timeout, Unavailable
 from kvstored_client.handles import Prefetch, StagedPut
 from kvstored_client.namespace import Namespace
-from kvstored_client.results import ClientStats, LookupResult, Outcome, PrefetchStatus, PutResult
+from kvstored_client.results import ClientStats, HintResult, LookupResult, Outcome, PrefetchStatus, PutResult
 
 if TYPE_CHECKING:
     from kvstored_client.aio import AsyncClient
     from kvstored_client.identity import adapter_identity, spec_from_hf_config, weights_fingerprint
+    from kvstored_client.paged import PagedKV
 
 __all__ = [
     "Addresses",
@@ -33,11 +34,13 @@ __all__ = [
     "Blocks",
     "Client",
     "ClientStats",
+    "HintResult",
     "KVStoredClientError",
     "LookupResult",
     "Namespace",
     "NamespaceSpec",
     "Outcome",
+    "PagedKV",
     "Prefetch",
     "PrefetchStatus",
     "PutResult",
@@ -56,6 +59,10 @@ def __getattr__(name: str) -> Any:
         from kvstored_client.aio import AsyncClient
 
         return AsyncClient
+    if name == "PagedKV":  # numpy only for those who use it
+        from kvstored_client.paged import PagedKV
+
+        return PagedKV
     if name in ("adapter_identity", "spec_from_hf_config", "weights_fingerprint"):
         from kvstored_client import identity
 

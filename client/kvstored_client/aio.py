@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from google.protobuf.message import Message
 from kvstored_proto.v1 import kvstored_pb2 as pb
 from kvstored_proto.v1.kvstored_pb2 import NamespaceSpec
 
-from kvstored_client import prefetching, requests, verbs
+from kvstored_client import hinting, prefetching, requests, verbs
 from kvstored_client.blocks import Blocks
-from kvstored_client.core import Core, Settings, socket_path
+from kvstored_client.core import Core, Settings
+from kvstored_client.dialing import target_of
 from kvstored_client.errors import KVStoredClientError
+from kvstored_client.hinting import Hints
 from kvstored_client.loop import LoopDriver
-from kvstored_client.namespace import Durability, Namespace
-from kvstored_client.results import ClientStats, LookupResult, Outcome, PrefetchStatus, PutResult
+from kvstored_client.namespace import Namespace
+from kvstored_client.results import ClientStats, HintResult, LookupResult, Outcome, PrefetchStatus, PutResult
 from kvstored_client.staged import Reserved, Staged, commit_staged
+from kvstored_client.terms import Asking, Durability, PutHints, Terms
+from kvstored_client.token_file import token_path
+
+if TYPE_CHECKING:
+    from kvstored_client.async_transfers import AsyncPagedTransfers
+    from kvstored_client.paged import PagedKV
 
 R = TypeVar("R", bound=Message)
 H = TypeVar("H")
@@ -94,6 +103,7 @@ class AsyncClient:
         address: str | None = None,
         *,
         token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
         name: str = "",
         staging_bytes: int = 64 << 20,
         timeout_s: float = 2.0,
@@ -101,9 +111,13 @@ class AsyncClient:
         create_group: bool = False,
         join_group: bytes = b"",
     ) -> None:
-        path = socket_path(address)
+        path = target_of(address)
+        file = token_path(token, token_file)
         self._core = Core(
-            Settings(path, token or "", name, staging_bytes, timeout_s, connect_timeout_s, create_group, join_group)
+            Settings(
+                *(path, token or "", name, staging_bytes, timeout_s, connect_timeout_s, create_group, join_group),
+                token_file=file,
+            )
         )
         self._driver = LoopDriver(self._core)
 
@@ -147,18 +161,38 @@ class AsyncClient:
 
     # ---- verbs ----
 
-    def namespace(self, spec: NamespaceSpec, *, durability: Durability = "memory") -> Namespace:
+    def namespace(
+        self,
+        spec: NamespaceSpec,
+        *,
+        durability: Durability = "memory",
+        ttl_s: float = 0.0,
+        sliding: bool = False,
+        prefill_tokens_per_s: float = 0.0,
+        prefetch: bool = False,
+    ) -> Namespace:
         """A handle on a namespace, opened by the first verb that uses it; chains can be made once a session is open."""
-        return Namespace(spec, self._core.tenant, durability=durability)
+        terms = Terms(durability, ttl_s, sliding)
+        return Namespace(spec, self._core.tenant, terms=terms, asking=Asking(prefill_tokens_per_s, prefetch))
 
     async def open(self, namespace: Namespace) -> bool:
         """Learn the namespace's digest and chain seed now; False where the daemon does not answer."""
         await self._driver.data(verbs.open_namespace(self._core, namespace), None)
         return bool(namespace.digest)
 
-    async def lookup(self, namespaces: Namespace | Sequence[Namespace], hashes: Sequence[bytes]) -> LookupResult:
+    async def lookup(
+        self,
+        namespaces: Namespace | Sequence[Namespace],
+        hashes: Sequence[bytes],
+        *,
+        prefill_tokens_per_s: float | None = None,
+        prefetch: bool | None = None,
+        prefetch_deadline_s: float = 0.0,
+    ) -> LookupResult:
         """See `Client.lookup`."""
-        return await self._driver.data(requests.lookup(self._core, namespaces, hashes), LookupResult())
+        asked = (prefill_tokens_per_s, prefetch, prefetch_deadline_s)
+        looking = requests.lookup(self._core, namespaces, hashes, *asked)
+        return await self._driver.data(looking, LookupResult())
 
     async def contains(self, namespace: Namespace, hashes: Sequence[bytes]) -> list[Outcome]:
         """See `Client.contains`."""
@@ -203,10 +237,14 @@ class AsyncClient:
         *,
         block_bytes: int = 0,
         durability: Durability | None = None,
+        ttl_s: float = 0.0,
+        sliding: bool = False,
+        hint: PutHints | None = None,
     ) -> PutResult:
         """See `Client.put`. The buffers must stay as they are until it returns."""
+        terms = Terms(durability, ttl_s, sliding, hint)
         return await self._driver.run(
-            requests.put(self._core, namespace, hashes, buffers, parent, wait_s, block_bytes, durability)
+            requests.put(self._core, namespace, hashes, buffers, parent, wait_s, block_bytes, terms)
         )
 
     def stage(
@@ -218,14 +256,24 @@ class AsyncClient:
         wait_s: float = 0.0,
         *,
         durability: Durability | None = None,
+        ttl_s: float = 0.0,
+        sliding: bool = False,
+        hint: PutHints | None = None,
     ) -> Held[AsyncStagedPut]:
         """See `Client.stage`: `async with client.stage(...) as staged`, then `await staged.commit()`."""
-        reserving = requests.stage(self._core, namespace, hashes, block_bytes, parent, wait_s, durability)
+        terms = Terms(durability, ttl_s, sliding, hint)
+        reserving = requests.stage(self._core, namespace, hashes, block_bytes, parent, wait_s, terms)
 
         async def opening() -> AsyncStagedPut:
             return AsyncStagedPut(self._driver, await self._driver.data(reserving, (None, [])), len(hashes))
 
         return Held(opening, AsyncStagedPut.abort)
+
+    def register(self, kv: PagedKV) -> AsyncPagedTransfers:
+        """See `Client.register`."""
+        from kvstored_client.async_transfers import AsyncPagedTransfers
+
+        return AsyncPagedTransfers(self._driver, kv)
 
     async def prefetch(
         self,
@@ -238,6 +286,11 @@ class AsyncClient:
         starting = requests.prefetch(self._core, namespaces, hashes, priority, deadline_s)
         return AsyncPrefetch(self._driver, await self._driver.data(starting, prefetching.Started()))
 
+    async def cancel_prefetch(self, prefetch_id: int) -> PrefetchStatus:
+        """See `Client.cancel_prefetch`."""
+        cancelling = prefetching.cancel_lookup(self._core, prefetch_id)
+        return await self._driver.data(cancelling, PrefetchStatus())
+
     async def touch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
         """See `Client.touch`."""
         return await self._driver.data(requests.touch(self._core, namespace, hashes), 0)
@@ -245,6 +298,10 @@ class AsyncClient:
     async def delete(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
         """See `Client.delete`."""
         return await self._driver.data(requests.delete(self._core, namespace, hashes), 0)
+
+    async def hint(self, namespace: Namespace, hashes: Sequence[bytes], **said: Unpack[Hints]) -> HintResult:
+        """See `Client.hint`."""
+        return await self._driver.data(hinting.hint(self._core, namespace, hashes, said), HintResult())
 
     async def status(self) -> pb.StatusReply | None:
         """See `Client.status`."""

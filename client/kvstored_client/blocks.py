@@ -22,9 +22,19 @@ from kvstored_client.errors import Unavailable
 from kvstored_client.holds import Hold
 from kvstored_client.mapping import Mapping, Segments
 from kvstored_client.results import Outcome, outcome
-from kvstored_client.slots import Slots
+from kvstored_client.slots import SlotRun, Slots
 
-_NO_SLOTS = Slots(pb.Lease())
+_NO_SLOTS = Slots(b"", b"")
+
+
+def deliver(slots: Slots, mappings: dict[int, Mapping], place: memory.Place) -> None:
+    """Copy blocks to the leading places. Raises as `copy_plan` does."""
+    if isinstance(place, memory.Spans):
+        memory.copy_runs(copy_plan(slots, mappings, place))
+        return
+    _check_sizes(slots, place.sizes_bytes)
+    for run in slots.runs:
+        place.write(run.first, run.length, _source(run, mappings), run.stride)
 
 
 def copy_plan(slots: Slots, mappings: dict[int, Mapping], targets: memory.Spans) -> list[memory.Run]:
@@ -33,14 +43,11 @@ def copy_plan(slots: Slots, mappings: dict[int, Mapping], targets: memory.Spans)
     Raises ValueError where buffers are too few or of another size, Unavailable where a block is
     outside of its segment.
     """
-    _check_sizes(slots.sizes_bytes, targets.sizes_bytes)
+    _check_sizes(slots, targets.sizes_bytes)
     step = targets.addresses.step if isinstance(targets.addresses, range) else 0
     runs: list[memory.Run] = []
     for run in slots.runs:
-        mapping, length = mappings[run.segment_id], run.length
-        if run.offset + (length - 1) * run.stride + run.size_bytes > mapping.size_bytes:
-            raise Unavailable(f"{length} blocks at {run.offset} of a segment of {mapping.size_bytes} bytes")
-        source, size = mapping.address + run.offset, run.size_bytes
+        source, size, length = _source(run, mappings), run.size_bytes, run.length
         if size == run.stride == step:
             runs.append((targets.addresses[run.first], source, size * length))
         else:
@@ -49,10 +56,22 @@ def copy_plan(slots: Slots, mappings: dict[int, Mapping], targets: memory.Spans)
     return memory.merge(runs)
 
 
-def _check_sizes(blocks: Sequence[int], targets: Sequence[int]) -> None:
-    if len(targets) < len(blocks):
-        raise ValueError(f"{len(targets)} buffers for {len(blocks)} blocks")
-    if blocks != tuple(targets[: len(blocks)]):
+def _source(run: SlotRun, mappings: dict[int, Mapping]) -> int:
+    """Address of a run's first block. Raises Unavailable where it is not inside of its segment."""
+    mapping = mappings[run.segment_id]
+    if run.offset + (run.length - 1) * run.stride + run.size_bytes > mapping.size_bytes:
+        raise Unavailable(f"{run.length} blocks at {run.offset} of a segment of {mapping.size_bytes} bytes")
+    return mapping.address + run.offset
+
+
+def _check_sizes(slots: Slots, targets: Sequence[int]) -> None:
+    count = len(slots)
+    if len(targets) < count:
+        raise ValueError(f"{len(targets)} buffers for {count} blocks")
+    if len(targets) == count and targets.count(slots.uniform_bytes) == count:
+        return
+    blocks = slots.sizes_bytes
+    if blocks != tuple(targets[:count]):
         index = next(i for i, size in enumerate(blocks) if size != targets[i])
         raise ValueError(f"block {index} has {blocks[index]} bytes, its buffer {targets[index]}")
 
@@ -113,9 +132,9 @@ class Shard:
         kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         return torch.frombuffer(part, dtype=kind).reshape(tuple(shape))
 
-    def plan(self, targets: memory.Spans) -> list[memory.Run]:
-        """The memmoves that bring the blocks to the leading targets."""
-        return copy_plan(self._slots, self._mappings, targets)
+    def deliver(self, place: memory.Place) -> None:
+        """Copy the blocks to the leading places."""
+        deliver(self._slots, self._mappings, place)
 
     def release(self) -> None:
         """Take back the memoryviews and let go of the mappings."""
@@ -201,15 +220,18 @@ class Blocks:
     def copy_into(self, buffers: Any, block_bytes: int = 0) -> int:
         """Copy the blocks of the one namespace into the caller's buffers (see `buffers`), of which there may be more.
 
-        Returns how many leading blocks were delivered: all, or 0 where the hold ended meanwhile.
+        Returns how many leading blocks were delivered: all, or 0 where the hold ended meanwhile or a GPU did not copy.
         Raises ValueError or TypeError for buffers that do not fit. Blocks while it copies.
         """
         if not self.shards:
             return 0
         several = isinstance(buffers, (list, tuple, memory.Addresses))
-        count = len(buffers) if several else self._count
-        targets = memory.spans_of(buffers, count, block_bytes or self.sizes_bytes[0], writable=True)
-        memory.copy_runs(self._only.plan(targets))
+        count = len(buffers) if several else self._count  # of a paged memory: one block or more each
+        place = memory.place_of(buffers, count, block_bytes or self.sizes_bytes[0], writable=True)
+        try:
+            self._only.deliver(place)
+        except Unavailable:
+            return 0
         return self._count if self.valid() else 0
 
     def release(self) -> None:

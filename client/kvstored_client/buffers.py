@@ -1,15 +1,16 @@
 """Callers' memory as addresses, and copying between it and the tier.
 
 Buffers may be: a list with one bytes-like object (bytes, bytearray, memoryview, numpy array, CPU
-torch tensor) per block, one contiguous such object for all blocks, or `Addresses`, for engines
-that know their memory by pointer only.
+torch tensor) per block, one contiguous such object for all blocks, `Addresses`, for engines that
+know their memory by pointer only, or blocks of a `PagedKV`.
 """
 
 from __future__ import annotations
 
+import abc
 import ctypes
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 _memmove: Final = ctypes.memmove  # a foreign function: runs without the GIL
 _from_buffer: Final = ctypes.c_ubyte.from_buffer
@@ -35,12 +36,55 @@ class Addresses:
         return len(self.addresses)
 
 
+class Place(Protocol):
+    """Where a call's blocks lie in this process, and how they get there and away."""
+
+    @property
+    def sizes_bytes(self) -> Sequence[int]:
+        """Size of each block."""
+
+    def part(self, start: int, end: int) -> Place:
+        """Those of blocks `start` to `end`."""
+
+    def read(self, indices: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy these blocks, one after the other, to these addresses, one for each."""
+
+    def write(self, first: int, count: int, source: int, stride: int) -> None:
+        """Fill `count` blocks from `first` on from what lies at `source`, `stride` bytes from one to the next."""
+
+
+class PlacedBlocks(abc.ABC):
+    """A caller's blocks that know themselves where they lie (see `paged`)."""
+
+    @abc.abstractmethod
+    def place(self, count: int, *, writable: bool) -> Place:
+        """The place of `count` blocks. Raises TypeError or ValueError."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """How many engine blocks there are."""
+
+
 class Spans(NamedTuple):
-    """Where blocks lie in this process. `keep` holds the buffers in place while the spans are in use."""
+    """Blocks that are one piece each. `keep` holds the buffers in place while the spans are in use."""
 
     addresses: Sequence[int]
     sizes_bytes: list[int]
     keep: object
+
+    def part(self, start: int, end: int) -> Spans:
+        """See `Place`."""
+        return Spans(self.addresses[start:end], self.sizes_bytes[start:end], self.keep)
+
+    def read(self, indices: Sequence[int], targets: Sequence[int]) -> None:
+        """See `Place`."""
+        pairs = zip(targets, indices, strict=True)
+        copy_runs(merge((target, self.addresses[i], self.sizes_bytes[i]) for target, i in pairs))
+
+    def write(self, first: int, count: int, source: int, stride: int) -> None:
+        """See `Place`."""
+        targets = enumerate(self.addresses[first : first + count])
+        copy_runs(merge((t, source + i * stride, self.sizes_bytes[first + i]) for i, t in targets))
 
 
 # One memmove: target, source, size in bytes. A plain tuple, since there may be one per block.
@@ -69,6 +113,13 @@ _get_buffer: Final = ctypes.pythonapi.PyObject_GetBuffer
 _get_buffer.argtypes = (ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int)
 _release_buffer: Final = ctypes.pythonapi.PyBuffer_Release
 _release_buffer.argtypes = (ctypes.POINTER(_PyBuffer),)
+
+
+def place_of(buffers: Any, count: int, block_bytes: int = 0, *, writable: bool) -> Place:
+    """Where the `count` blocks of a call are; arguments and errors as of `spans_of`."""
+    if isinstance(buffers, PlacedBlocks):
+        return buffers.place(count, writable=writable)
+    return spans_of(buffers, count, block_bytes, writable=writable)
 
 
 def spans_of(buffers: Any, count: int, block_bytes: int = 0, *, writable: bool) -> Spans:

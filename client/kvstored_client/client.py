@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from google.protobuf.message import Message
 from kvstored_proto.v1 import kvstored_pb2 as pb
 from kvstored_proto.v1.kvstored_pb2 import NamespaceSpec
 
-from kvstored_client import prefetching, requests, verbs
+from kvstored_client import hinting, prefetching, requests, verbs
 from kvstored_client.blocks import Blocks
-from kvstored_client.core import Core, Settings, socket_path
+from kvstored_client.core import Core, Settings
+from kvstored_client.dialing import target_of
 from kvstored_client.driver import ThreadDriver
 from kvstored_client.errors import KVStoredClientError
 from kvstored_client.handles import Prefetch, StagedPut
-from kvstored_client.namespace import Durability, Namespace
-from kvstored_client.results import ClientStats, LookupResult, Outcome, PutResult
+from kvstored_client.hinting import Hints
+from kvstored_client.namespace import Namespace
+from kvstored_client.results import ClientStats, HintResult, LookupResult, Outcome, PrefetchStatus, PutResult
+from kvstored_client.terms import Asking, Durability, PutHints, Terms
+from kvstored_client.token_file import token_path
+
+if TYPE_CHECKING:
+    from kvstored_client.paged import PagedKV
+    from kvstored_client.transfers import PagedTransfers
 
 R = TypeVar("R", bound=Message)
 
@@ -35,6 +44,7 @@ class Client:
         address: str | None = None,
         *,
         token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
         name: str = "",
         staging_bytes: int = 64 << 20,
         timeout_s: float = 2.0,
@@ -46,8 +56,10 @@ class Client:
 
         Args:
             address: `unix:PATH` of the session socket; default: KVSTORED_ADDRESS, else
-                `unix:/run/kvstored/session.sock`.
+                `unix:/run/kvstored/session.sock`. `grpc:HOST:PORT` (TLS) or `grpc:unix:PATH` is gRPC, without shared
+                memory: `get_into`, `put` and paged transfers carry blocks inside of messages.
             token: decides the tenant where the daemon knows it by token.
+            token_file: a file with the token, read at each connect; default, without a token: KVSTORED_TOKEN_FILE.
             name: shown in the daemon's status.
             staging_bytes: memory for puts under way; 0 for a client that only reads.
             timeout_s: the longest that a call waits for an answer.
@@ -57,9 +69,13 @@ class Client:
 
         Raises ValueError for an address of another kind.
         """
-        path = socket_path(address)
+        path = target_of(address)
+        file = token_path(token, token_file)
         self._core = Core(
-            Settings(path, token or "", name, staging_bytes, timeout_s, connect_timeout_s, create_group, join_group)
+            Settings(
+                *(path, token or "", name, staging_bytes, timeout_s, connect_timeout_s, create_group, join_group),
+                token_file=file,
+            )
         )
         self._driver = ThreadDriver(self._core)
         try:
@@ -90,6 +106,11 @@ class Client:
         return self._core.group_id
 
     @property
+    def tenant(self) -> str:
+        """Whose session the daemon says this is; empty before the first connection."""
+        return self._core.tenant()
+
+    @property
     def boot_id(self) -> int:
         """Names the daemon's present life; another number after it restarted, 0 before the first connection."""
         return self._core.boot_id
@@ -110,16 +131,44 @@ class Client:
 
     # ---- verbs ----
 
-    def namespace(self, spec: NamespaceSpec, *, durability: Durability = "memory") -> Namespace:
+    def namespace(
+        self,
+        spec: NamespaceSpec,
+        *,
+        durability: Durability = "memory",
+        ttl_s: float = 0.0,
+        sliding: bool = False,
+        prefill_tokens_per_s: float = 0.0,
+        prefetch: bool = False,
+    ) -> Namespace:
         """A handle on a namespace. The daemon is asked when it is first needed, and again after each reconnect.
 
-        `durability`: of puts by this handle that do not say; see `put`.
+        `durability`, `ttl_s` and `sliding`: of puts by this handle that do not say; see `put`.
+        `prefill_tokens_per_s` and `prefetch`: of lookups likewise.
         """
-        return Namespace(spec, self._core.tenant, self._open_namespace, durability)
+        terms = Terms(durability, ttl_s, sliding)
+        asking = Asking(prefill_tokens_per_s, prefetch)
+        return Namespace(spec, self._core.tenant, self._open_namespace, terms, asking)
 
-    def lookup(self, namespaces: Namespace | Sequence[Namespace], hashes: Sequence[bytes]) -> LookupResult:
-        """How many leading blocks are stored, and where; of several namespaces, what all of them have."""
-        return self._driver.data(requests.lookup(self._core, namespaces, hashes), LookupResult())
+    def lookup(
+        self,
+        namespaces: Namespace | Sequence[Namespace],
+        hashes: Sequence[bytes],
+        *,
+        prefill_tokens_per_s: float | None = None,
+        prefetch: bool | None = None,
+        prefetch_deadline_s: float = 0.0,
+    ) -> LookupResult:
+        """How many leading blocks are stored, and where; of several namespaces, what all of them have.
+
+        `prefill_tokens_per_s`: how fast the engine would compute the blocks itself. The result then says how long
+        loading them takes, and how much of them is loaded no later than computed. `prefetch`: what is found on NVMe
+        starts coming up in the same call, and a get joins it; after `prefetch_deadline_s` (0: no deadline) that is
+        not worth doing any more. None: as the namespace has it.
+        """
+        asked = (prefill_tokens_per_s, prefetch, prefetch_deadline_s)
+        looking = requests.lookup(self._core, namespaces, hashes, *asked)
+        return self._driver.data(looking, LookupResult())
 
     def contains(self, namespace: Namespace, hashes: Sequence[bytes]) -> list[Outcome]:
         """For each block by itself: HIT, PENDING or MISS."""
@@ -150,7 +199,7 @@ class Client:
         Args:
             namespaces: one, or a list; then `buffers` is a list with one entry per namespace.
             hashes: the blocks, in chain order.
-            buffers: one writable buffer per block, or one contiguous buffer, or `Addresses`.
+            buffers: one writable buffer per block, or one contiguous buffer, `Addresses`, or `PagedKV.at`.
             wait_s: how long to wait for blocks that are being written or lie on NVMe.
             block_bytes: size of a block in a contiguous buffer; 0: its size divided by the blocks.
 
@@ -169,13 +218,16 @@ class Client:
         *,
         block_bytes: int = 0,
         durability: Durability | None = None,
+        ttl_s: float = 0.0,
+        sliding: bool = False,
+        hint: PutHints | None = None,
     ) -> PutResult:
         """Store consecutive blocks of a chain; readable when this returns.
 
         Args:
             namespace: where.
             hashes: the blocks, parents first.
-            buffers: one buffer per block (read-only is fine), or one contiguous buffer, or `Addresses`.
+            buffers: one buffer per block (read-only is fine), or one contiguous buffer, `Addresses`, or `PagedKV.at`.
             parent: hash of the block before the first; empty where the sequence starts here.
             wait_s: how long to wait and try again where the daemon has no room at the moment.
             block_bytes: size of a block in a contiguous buffer; 0: its size divided by the blocks.
@@ -183,9 +235,13 @@ class Client:
                 will be there after the daemon or the machine died, unless evicted; the call may take up to 10 s
                 more on a slow drive. Blocks for which it cannot be had are refused as NOT_DURABLE, and a daemon
                 without NVMe refuses all. None: as the namespace has it.
+            ttl_s: the blocks are kept for so long and never served after it; `sliding`: so long after their last
+                get or touch (whole seconds). What is stored already keeps what it has. 0: as the namespace has it.
+            hint: as {"priority": 2}: see the verb `hint`. What is in DRAM already is meant too.
         """
+        terms = Terms(durability, ttl_s, sliding, hint)
         return self._driver.run(
-            requests.put(self._core, namespace, hashes, buffers, parent, wait_s, block_bytes, durability)
+            requests.put(self._core, namespace, hashes, buffers, parent, wait_s, block_bytes, terms)
         )
 
     def stage(
@@ -197,13 +253,20 @@ class Client:
         wait_s: float = 0.0,
         *,
         durability: Durability | None = None,
+        ttl_s: float = 0.0,
+        sliding: bool = False,
+        hint: PutHints | None = None,
     ) -> StagedPut:
-        """Reserve blocks and get the memory to write them to: `with client.stage(...) as staged`.
-
-        `durability`: of the commit, as in `put`.
-        """
-        reserving = requests.stage(self._core, namespace, hashes, block_bytes, parent, wait_s, durability)
+        """Get memory to write blocks to: `with client.stage(...) as staged`. Arguments as of `put`, from then on."""
+        terms = Terms(durability, ttl_s, sliding, hint)
+        reserving = requests.stage(self._core, namespace, hashes, block_bytes, parent, wait_s, terms)
         return StagedPut(self._driver, self._driver.data(reserving, (None, [])), len(hashes))
+
+    def register(self, kv: PagedKV) -> PagedTransfers:
+        """Transfers between the daemon and an engine's paged KV memory: whole prefixes in one call. Needs numpy."""
+        from kvstored_client.transfers import PagedTransfers
+
+        return PagedTransfers(self._driver, kv)
 
     def prefetch(
         self,
@@ -219,6 +282,11 @@ class Client:
         starting = requests.prefetch(self._core, namespaces, hashes, priority, deadline_s)
         return Prefetch(self._driver, self._driver.data(starting, prefetching.Started()))
 
+    def cancel_prefetch(self, prefetch_id: int) -> PrefetchStatus:
+        """Drop what a lookup started (`LookupResult.prefetch_id`); answered when no copy of it runs any more."""
+        cancelling = prefetching.cancel_lookup(self._core, prefetch_id)
+        return self._driver.data(cancelling, PrefetchStatus())
+
     def touch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
         """Mark blocks as used; returns how many are stored."""
         return self._driver.data(requests.touch(self._core, namespace, hashes), 0)
@@ -226,6 +294,18 @@ class Client:
     def delete(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
         """Remove blocks; returns how many there were."""
         return self._driver.data(requests.delete(self._core, namespace, hashes), 0)
+
+    def hint(self, namespace: Namespace, hashes: Sequence[bytes], **said: Unpack[Hints]) -> HintResult:
+        """Say what the daemon cannot know of consecutive blocks of a chain that are in DRAM; it may have no effect.
+
+        Args:
+            namespace, hashes: Which; pins and priorities hold for what they hang on as well.
+            said: `priority` (-3 to 3: counts as so many uses), `ttl_s` (blocks that end do so no earlier),
+                `soft_pin_s` (goes last), `hard_pin_s` (is not evicted, within the tenant's `hard_pin_bytes`),
+                `continues` (the chain will be asked for again soon), `final` (it will not: name only what no other
+                chain hangs on), `unpin`. All end with the block's eviction and with the daemon.
+        """
+        return self._driver.data(hinting.hint(self._core, namespace, hashes, said), HintResult())
 
     def status(self) -> pb.StatusReply | None:
         """The daemon's status, as far as this caller may see it; None where it does not answer."""

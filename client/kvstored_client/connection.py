@@ -22,14 +22,15 @@ from google.protobuf.message import DecodeError, Message
 from kvstored_proto import frames
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
+from kvstored_client import dialing
 from kvstored_client.errors import KVStoredClientError, Refused, Unavailable
 from kvstored_client.holds import Hold
 from kvstored_client.mapping import Segments
 from kvstored_client.outbox import Outbox
 from kvstored_client.session_page import SessionPage, open_page
 from kvstored_client.staging import StagingRing
+from kvstored_client.terms import Terms
 
-SOCKET_BUFFER_BYTES: Final = 1 << 20
 RECEIVE_BYTES: Final = 256 << 10
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(4 * frames.MAX_FDS_PER_FRAME)
 
@@ -41,7 +42,7 @@ _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 class Ticket:
     """One request and what became of it."""
 
-    __slots__ = ("body", "done", "error", "late", "request_id", "settled", "wake")
+    __slots__ = ("body", "done", "error", "late", "long", "request_id", "settled", "wake")
 
     def __init__(self, request_id: int, late: Late | None, settled: Callable[[], None] | None) -> None:
         """`late` undoes what a reply gave that nobody waits for any more.
@@ -49,6 +50,7 @@ class Ticket:
         `settled` is called when the reply comes, early or late, and not where the connection ends first.
         """
         self.request_id = request_id
+        self.long = False  # the reply takes so long that its waiter sleeps at once
         self.late = late
         self.settled = settled
         self.body = b""
@@ -73,11 +75,12 @@ class Connection:
         self.segments = Segments(self._segment_dropped)
         self.opened = pb.OpenSessionReply()
         self.holds: dict[int, Hold] = {}
-        self.namespaces: dict[tuple[bytes, str], pb.OpenNamespaceReply] = {}
+        self.namespaces: dict[tuple[bytes, Terms], pb.OpenNamespaceReply] = {}
         self.frames_received = 0
         self.late_replies = 0
         self.before_close: Callable[[], None] | None = None  # the event loop stops watching
         self.want_write: Callable[[], None] | None = None  # called when the socket takes no more for now
+        self.carrier: object | None = None  # of a session without shared memory: what carries it
         self._sock = sock
         self._reader = frames.FrameReader()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -91,15 +94,10 @@ class Connection:
     @classmethod
     def dial(cls, path: str) -> Self:
         """Connect, without waiting. Raises Unavailable where nobody listens or the backlog is full."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
-            sock.connect(path)
-        except OSError as error:
-            sock.close()
-            raise Unavailable(f"connecting to {path}: {error.strerror or error}") from None
-        return cls(sock)
+        sock, carrier = dialing.dial(path)
+        made = cls(sock)
+        made.carrier = carrier
+        return made
 
     # ---- state ----
 
@@ -151,8 +149,16 @@ class Connection:
         if self.error is None:
             self._enqueue(frames.encode(operation, next(self._ids), request.SerializeToString(), frames.ONE_WAY))
 
-    def _enqueue(self, frame: bytes) -> None:
-        if not self._outbox.put(frame) and self.want_write is not None:
+    def give(self, operation: int, message: Message, fds: tuple[int, ...]) -> None:
+        """Send a message that wants no reply, and descriptors, which are given away. Never waits, never raises."""
+        if self.error is not None:
+            frames.close_all(fds)
+            return
+        body = message.SerializeToString()
+        self._enqueue(frames.encode(operation, next(self._ids), body, frames.ONE_WAY, len(fds)), fds)
+
+    def _enqueue(self, frame: bytes, fds: tuple[int, ...] = ()) -> None:
+        if not self._outbox.put(frame, fds) and self.want_write is not None:
             self.want_write()
 
     def flush(self) -> bool:
@@ -189,22 +195,26 @@ class Connection:
             self.fail(Unavailable("the daemon closed the connection"))
 
     def _dispatch(self, frame: frames.Frame) -> None:
-        if frame.flags & frames.REPLY:
-            self._complete(frame)
-        elif frame.operation == pb.OPERATION_SEGMENTS:
+        unasked = not frame.flags & frames.REPLY
+        if unasked and frame.operation == pb.OPERATION_SEGMENTS:
             self._add_segments(frame)
+            return
+        frames.close_all(frame.fds)  # nobody asked for them; other messages may come from a newer daemon
+        if not unasked:
+            self._complete(frame)
         elif frame.operation == pb.OPERATION_SEGMENTS_RETIRED:
             self.segments.retire(pb.SegmentIds.FromString(frame.body).ids)
-        else:  # from a newer daemon
-            for fd in frame.fds:
-                os.close(fd)
 
     def _add_segments(self, frame: frames.Frame) -> None:
-        message = pb.Segments.FromString(frame.body)
-        if len(message.segments) != len(frame.fds):
-            for fd in frame.fds:
-                os.close(fd)
-            raise frames.ProtocolError(f"{len(message.segments)} segments came with {len(frame.fds)} descriptors")
+        try:
+            message = pb.Segments.FromString(frame.body)
+            if len(message.segments) != len(frame.fds):
+                raise frames.ProtocolError(f"{len(message.segments)} segments came with {len(frame.fds)} descriptors")
+            if message.staging and (self.staging is not None or len(frame.fds) != 1):
+                raise frames.ProtocolError("a session has one staging ring")
+        except (DecodeError, frames.ProtocolError):
+            frames.close_all(frame.fds)
+            raise
         for segment, fd in zip(message.segments, frame.fds, strict=True):
             if message.staging:
                 self.staging = StagingRing(fd, segment.size_bytes)
@@ -214,15 +224,16 @@ class Connection:
                 self.segments.add(segment.id, fd, segment.size_bytes)
 
     def _complete(self, frame: frames.Frame) -> None:
+        # Before its ticket is taken: an error that is none ends the connection, and with it all that is waited for.
+        failure = pb.Error.FromString(frame.body) if frame.flags & frames.ERROR else None
         with self._lock:
             ticket = self._pending.pop(frame.request_id, None)
             if ticket is None:
                 return
             abandoned = ticket.request_id in self._abandoned
             self._abandoned.discard(ticket.request_id)
-            if frame.flags & frames.ERROR:
-                error = pb.Error.FromString(frame.body)
-                ticket.error = Refused(error.code, error.message)
+            if failure is not None:
+                ticket.error = Refused(failure.code, failure.message)
             ticket.body = frame.body
             ticket.done = True
         if ticket.settled is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import os
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from kvstored_proto import frames, page
@@ -19,12 +21,13 @@ from kvstored_client.effects import Verb, call
 from kvstored_client.errors import KVStoredClientError, Refused, Unavailable
 from kvstored_client.holds import Left
 from kvstored_client.results import ClientStats
+from kvstored_client.slots import KnownSlots
+from kvstored_client.token_file import read_token_file
 
-DEFAULT_ADDRESS: Final = "unix:/run/kvstored/session.sock"
-ADDRESS_VARIABLE: Final = "KVSTORED_ADDRESS"
 VERSION: Final = "0.1.0"
 CLIENT_ID_BYTES: Final = 16  # who knows it, and has the same uid and tenant, can take over what it holds
 PROBE_TIMEOUT_S: Final = 0.25  # a daemon that did not answer last time gets no more than this
+WAIT_S_MAX: Final = 86_400.0  # for one answer; the daemon answers sooner
 TIMEOUTS_IN_A_ROW_MAX: Final = 3  # then the session is given up, and with it all that it held
 WARN_EVERY_S: Final = 60.0
 _NOT_FOUND: Final = 5
@@ -37,22 +40,18 @@ class Settings:
     """How to reach the daemon and how long to wait for it."""
 
     path: str
-    token: str
+    token: str = field(repr=False)
     name: str
     staging_bytes: int
     timeout_s: float
     connect_timeout_s: float
     create_group: bool
     join_group: bytes
+    token_file: Path | None = None
 
-
-def socket_path(address: str | None) -> str:
-    """The path in `unix:PATH`; None: from KVSTORED_ADDRESS, or the default. Raises ValueError for another scheme."""
-    wanted = address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
-    scheme, _, path = wanted.partition(":")
-    if scheme != "unix" or not path:
-        raise ValueError(f"address {wanted!r}: it must be unix:PATH, the daemon's session socket")
-    return path
+    def current_token(self) -> str:
+        """The token to show now. Raises Unavailable where its file cannot be read."""
+        return self.token if self.token_file is None else read_token_file(self.token_file)
 
 
 class Core:
@@ -62,8 +61,10 @@ class Core:
         self.settings = settings
         self.breaker = Breaker()
         self.stats = ClientStats()
+        self.known_slots = KnownSlots()
         self.connection: Connection | None = None
         self.connect_error: KVStoredClientError | None = None
+        self.transfers = itertools.count(1)  # numbers of loads and stores of a GPU's memory
         self.group_id = b""
         self.boot_id = 0
         self._tenant = ""
@@ -115,7 +116,7 @@ class Core:
     def timeout_s(self, wait_s: float = 0.0) -> float:
         """How long to wait for an answer that may itself wait `wait_s` in the daemon."""
         limit_s = self.settings.timeout_s
-        return wait_s + (min(limit_s, PROBE_TIMEOUT_S) if self.breaker.failures else limit_s)
+        return min(wait_s, WAIT_S_MAX) + (min(limit_s, PROBE_TIMEOUT_S) if self.breaker.failures else limit_s)
 
     # ---- what the drivers report ----
 
@@ -204,10 +205,10 @@ class Core:
         request = pb.OpenSessionRequest(
             protocol_min=frames.PROTOCOL_MIN,
             protocol_max=frames.PROTOCOL_MAX,
-            features=[page.FEATURE, "durability"],
+            features=[page.FEATURE, "durability", "ttl", "hints", "gpu", "gpu_descriptors", "transfer_layers"],
             client_name=settings.name or f"python-{os.getpid()}",
             client_version=VERSION,
-            token=settings.token,
+            token=settings.current_token(),
             staging_bytes=settings.staging_bytes,
             create_group=settings.create_group and not join_group,
             join_group=join_group,

@@ -13,6 +13,10 @@ Programmer errors raise TypeError and ValueError; use after a fork raises Runtim
 
 from __future__ import annotations
 
+from typing import Final
+
+FAILED_PRECONDITION: Final = 9  # a google.rpc.Code: of what the client itself refuses, knowing that the daemon would
+
 
 class KVStoredClientError(Exception):
     """Base of all errors that the daemon or its absence causes."""

@@ -31,10 +31,13 @@ _HUGE_PAGE_BYTES: Final = 2 << 20
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 
+_live: Final[dict[int, weakref.ref[Mapping]]] = {}  # by address
+
+
 class Mapping:
     """One memfd, mapped. `array` is a ctypes array over it: whoever refers to it keeps it mapped."""
 
-    __slots__ = ("address", "array", "size_bytes", "writable")
+    __slots__ = ("__weakref__", "_ends", "address", "array", "pinned", "size_bytes", "writable")
 
     def __init__(
         self, fd: int, size_bytes: int, *, writable: bool, when_gone: Callable[[], None] | None = None
@@ -50,8 +53,15 @@ class Mapping:
         self.size_bytes = size_bytes
         self.writable = writable
         self.array: Any = (ctypes.c_ubyte * size_bytes).from_address(self.address)
-        gone = weakref.finalize(self.array, _unmap, self.address, size_bytes, os.getpid(), when_gone)
+        self.pinned: bool | None = None  # registered with the CUDA driver; None: nobody tried (see `device_copies`)
+        self._ends: list[Callable[[], None]] = []
+        gone = weakref.finalize(self.array, _unmap, self.address, size_bytes, os.getpid(), self._ends, when_gone)
         gone.atexit = False
+        _live[self.address] = weakref.ref(self)
+
+    def before_unmap(self, action: Callable[[], None]) -> None:
+        """Do this before the memory goes; perhaps in the garbage collector, in any thread."""
+        self._ends.append(action)
 
     def view(self, offset: int, size_bytes: int) -> memoryview:
         """The bytes of one block; read-only unless the mapping is writable. Raises ValueError past the end."""
@@ -60,6 +70,15 @@ class Mapping:
         whole = memoryview(self.array).cast("B")
         part = whole[offset : offset + size_bytes]
         return part if self.writable else part.toreadonly()
+
+
+def containing(first: int, end: int) -> Mapping | None:
+    """The mapping that has these addresses, or None."""
+    for each in tuple(_live.values()):
+        found = each()
+        if found is not None and found.address <= first and end <= found.address + found.size_bytes:
+            return found
+    return None
 
 
 def _map(fd: int, size_bytes: int, writable: bool) -> int:
@@ -96,9 +115,18 @@ def _reserve(size_bytes: int) -> tuple[int | None, int]:
     return start + head, _MAP_FIXED
 
 
-def _unmap(address: int, size_bytes: int, owner_pid: int, when_gone: Callable[[], None] | None) -> None:
+def _unmap(
+    address: int,
+    size_bytes: int,
+    owner_pid: int,
+    before: list[Callable[[], None]],
+    when_gone: Callable[[], None] | None,
+) -> None:
     if os.getpid() != owner_pid:
         return  # a forked child never had the mapping; this range may be another's by now
+    _live.pop(address, None)  # first: the address may be another mapping's as soon as it is free
+    for action in before:
+        action()
     _LIBC.munmap(address, size_bytes)
     if when_gone is not None:
         when_gone()
@@ -119,7 +147,10 @@ class Segments:
         self._retired: set[int] = set()
 
     def add(self, segment_id: int, fd: int, size_bytes: int) -> None:
-        """Take the descriptor of a segment."""
+        """Take the descriptor of a segment; each comes once, but who counts on that may leak some."""
+        before = self._waiting.pop(segment_id, None)
+        if before is not None:
+            os.close(before[0])
         self._waiting[segment_id] = (fd, size_bytes)
 
     def unmapped_bytes(self, segment_ids: Iterable[int]) -> int:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, get_args
 
 from kvstored_proto import namespace as canonical
 from kvstored_proto.v1.kvstored_pb2 import NamespaceSpec, OpenNamespaceReply
 
 from kvstored_client import keys
-
-Durability = Literal["memory", "nvme"]
-"""When a put is done: in DRAM, or on NVMe too, so that it survives the death of the daemon and of the machine."""
+from kvstored_client.terms import Asking, Terms
 
 _UNOPENED = OpenNamespaceReply()
-
-
-def check_durability(durability: str) -> None:
-    """Raises ValueError for an unknown word."""
-    if durability not in get_args(Durability):
-        raise ValueError(f"durability {durability!r}: it must be one of {', '.join(get_args(Durability))}")
 
 
 class Namespace:
@@ -33,18 +24,19 @@ class Namespace:
         spec: NamespaceSpec,
         tenant: Callable[[], str] = lambda: "",
         opener: Callable[[Namespace], None] | None = None,
-        durability: Durability = "memory",
+        terms: Terms = Terms("memory"),  # noqa: B008 - it is immutable
+        asking: Asking = Asking(),  # noqa: B008 - likewise
     ) -> None:
         """`tenant` tells whose session it is, once one was open ("": never).
 
         `opener` tries to open it where a property needs that, and gives up without an exception.
-        `durability` is that of puts which do not say; it is no part of the digest.
+        `terms` are those of puts which do not say, `asking` likewise of lookups; neither is part of the digest.
         """
-        check_durability(durability)
-        self.durability: Durability = durability
+        self.asking = asking.check(spec.block_tokens)
+        self.terms = terms.check()
         self.spec = NamespaceSpec()
         self.spec.CopyFrom(spec)  # the caller may go on changing theirs
-        self.key = (self.spec.SerializeToString(deterministic=True), durability)
+        self.key = (self.spec.SerializeToString(deterministic=True), terms)
         self.reply = _UNOPENED
         self._tenant = tenant
         self._opener = opener

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import array
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Final
+
+from kvstored_proto.frames import close_all
 
 from kvstored_client.errors import KVStoredClientError, Unavailable
 
@@ -20,16 +23,16 @@ class Outbox:
         """`fail` is told when the socket takes nothing any more."""
         self._sock = sock
         self._fail = fail
-        self._frames: deque[memoryview] = deque()
+        self._frames: deque[tuple[memoryview, tuple[int, ...]]] = deque()  # and the descriptors that go beside each
         self._sending = threading.Lock()
 
     def __bool__(self) -> bool:
         """Whether something waits for the socket to take it."""
         return bool(self._frames)
 
-    def put(self, frame: bytes) -> bool:
-        """Send a frame; False: not all of it has gone yet."""
-        self._frames.append(memoryview(frame))
+    def put(self, frame: bytes, fds: tuple[int, ...] = ()) -> bool:
+        """Send a frame, and descriptors, which are given away; False: not all of it has gone yet."""
+        self._frames.append((memoryview(frame), fds))
         return self.flush()
 
     def flush(self) -> bool:
@@ -47,20 +50,28 @@ class Outbox:
 
     def clear(self) -> None:
         """Forget what is left: the connection has ended."""
-        self._frames.clear()
+        while self._frames:
+            try:
+                close_all(self._frames.popleft()[1])
+            except IndexError:  # another thread has sent it
+                return
 
     def _send_some(self) -> bool:
         frames = self._frames
         try:
             while frames:
-                data = frames[0]
-                sent = self._sock.send(data, socket.MSG_NOSIGNAL)
+                data, fds = frames[0]
+                if fds:
+                    beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                    sent = self._sock.sendmsg([data], beside, socket.MSG_NOSIGNAL)
+                else:
+                    sent = self._sock.send(data, socket.MSG_NOSIGNAL)
+                frames[0] = (data[sent:], ())
+                close_all(fds)  # they went with the first byte
                 if sent == len(data):
                     frames.popleft()
-                else:
-                    frames[0] = data[sent:]
         except BlockingIOError:
-            if sum(map(len, tuple(frames))) > UNSENT_BYTES_MAX:
+            if sum(len(data) for data, _ in tuple(frames)) > UNSENT_BYTES_MAX:
                 self._fail(Unavailable("the daemon reads nothing"))
             return False
         except IndexError:  # cleared meanwhile: the connection has ended

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from google.protobuf.message import Message
 from kvstored_proto.v1 import kvstored_pb2 as pb
@@ -12,10 +13,13 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 from kvstored_client.connection import Connection
 from kvstored_client.core import Core
 from kvstored_client.effects import CONNECT, Verb, call
+from kvstored_client.errors import Refused
 from kvstored_client.keys import Packed
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import Outcome, PrefetchStatus, outcome
 from kvstored_client.verbs import leading, milliseconds, namespace_ids
+
+_NOT_FOUND: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,23 @@ def cancel(core: Core, started: Started) -> Verb[PrefetchStatus]:
     """End it; answered when no copy of it runs any more."""
     request = pb.CancelPrefetchRequest(prefetch_id=started.prefetch_id)
     return (yield from _ask(core, started, pb.OPERATION_CANCEL_PREFETCH, request, 0.0))
+
+
+def cancel_lookup(core: Core, prefetch_id: int) -> Verb[PrefetchStatus]:
+    """Drop what of a lookup's prefetch is queued. One that is done, or was another session's, is forgotten already."""
+    if not prefetch_id:
+        return PrefetchStatus()
+    connection = yield CONNECT
+    request = pb.CancelPrefetchRequest(prefetch_id=prefetch_id)
+    try:
+        reply = yield from call(
+            connection, pb.OPERATION_CANCEL_PREFETCH, request, pb.PollPrefetchReply, core.timeout_s()
+        )
+    except Refused as refusal:
+        if refusal.code != _NOT_FOUND:
+            raise
+        return PrefetchStatus()
+    return PrefetchStatus(reply.done, reply.ready_blocks, reply.failed_blocks, reply.total_blocks)
 
 
 def _ask(core: Core, started: Started, operation: int, request: Message, wait_s: float) -> Verb[PrefetchStatus]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvstored_client.errors import KVStoredClientError
+
 
 class Outcome(enum.IntEnum):
     """What became of one block, or what ended a run of blocks. Numbers are those of the protocol."""
@@ -44,6 +46,18 @@ class LookupResult:
     nvme_blocks: int = 0  # of prefix_blocks: on NVMe only
     pending_blocks: int = 0  # of prefix_blocks: being written or promoted
     outcome: Outcome = Outcome.MISS  # what ended the run; HIT: nothing, all were found
+    # Load or recompute: the daemon's estimates for prefix_blocks; 0 where no prefill rate was given.
+    load_s: float = 0.0
+    recompute_s: float = 0.0
+    paying_blocks: int = 0  # the longest leading run that is loaded no later than computed; without a rate, all
+    # What comes up from NVMe because of this lookup, and its name for `cancel_prefetch`; 0: nothing.
+    queued_blocks: int = 0
+    prefetch_id: int = 0
+
+    @property
+    def pays(self) -> bool:
+        """Whether loading all that was found is no slower than computing it, as far as is known."""
+        return 0 < self.prefix_blocks == self.paying_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +70,33 @@ class PutResult:
     refused: int = 0  # no room, throttled, not durable as asked, or no daemon
     outcomes: list[Outcome] = field(default_factory=list)
     durable: int = 0  # of stored and existing: known to be on NVMe; all of them, or none where it was not asked for
+    # What ended the put where it was not these outcomes: the daemon refused it, or does not answer.
+    error: KVStoredClientError | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, final: Sequence[Outcome], stored: int, *, durable: bool = False) -> PutResult:
+    def of(
+        cls,
+        final: Sequence[Outcome],
+        stored: int,
+        *,
+        durable: bool = False,
+        error: KVStoredClientError | None = None,
+    ) -> PutResult:
         """Counts from the final outcomes, `stored` of whose hits this call wrote."""
+        if error is not None:
+            error.with_traceback(None)  # its frames hold the caller's buffers, which a result must not keep
         hits, pending = final.count(Outcome.HIT), final.count(Outcome.PENDING)
         refused = len(final) - hits - pending
-        return cls(stored, hits - stored, pending, refused, list(final), hits if durable else 0)
+        return cls(stored, hits - stored, pending, refused, list(final), hits if durable else 0, error)
+
+
+@dataclass(frozen=True, slots=True)
+class HintResult:
+    """What became of a hint; all 0 where the daemon does not answer or does not know hints."""
+
+    blocks: int = 0  # in DRAM, with what they hang on
+    applied: int = 0  # of these: it has an effect on
+    hard_pinned_bytes: int = 0  # of the tenant, now
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +119,7 @@ class ClientStats:
     refused: int = 0  # the daemon answered with an error
     throttled: int = 0
     deliveries_lost: int = 0  # the connection ended during a copy: reported as a miss
+    transfers_failed: int = 0  # loads and stores of a GPU's memory in which a copy failed
     late_replies: int = 0  # replies that came after their call had given up
     connects: int = 0
     reconnects: int = 0

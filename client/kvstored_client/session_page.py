@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 
 from kvstored_proto import page
@@ -16,8 +17,10 @@ class SessionPage:
 
     def __init__(self, mapping: Mapping) -> None:
         """Raises ValueError for a page that a newer daemon lays out in another way."""
-        self._poster = page.Poster(mapping.view(0, page.PAGE_BYTES))
+        self._memory = mapping.view(0, page.PAGE_BYTES)
+        self._poster = page.Poster(self._memory)
         self._posting = threading.Lock()
+        self._words = deque(range(1, page.TRANSFER_WORDS))
 
     def post(self, lease_ids: Sequence[int]) -> bool:
         """End leases. False: there is no room, or somebody else is posting; then a frame must do it."""
@@ -27,6 +30,26 @@ class SessionPage:
             return self._poster.post(lease_ids)
         finally:
             self._posting.release()
+
+    def take_word(self) -> int:
+        """A word for a transfer to tell its end or its layers in; 0: there is none left."""
+        try:
+            return self._words.popleft()
+        except IndexError:
+            return 0
+
+    def give_back_word(self, word: int) -> None:
+        """The daemon writes to it no more: its reply has come."""
+        if word:
+            self._words.append(word)
+
+    def layers(self, word: int, transfer_id: int) -> tuple[int, int]:
+        """How many layers of how many blocks the load that named this word has brought: blocks, layers."""
+        return page.layers(self._memory, word, transfer_id)
+
+    def ended(self, word: int, transfer_id: int) -> bool:
+        """Whether the transfer that named this word is over."""
+        return page.ended(self._memory, word) == transfer_id
 
 
 def open_page(fd: int, size_bytes: int) -> SessionPage | None:

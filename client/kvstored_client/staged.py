@@ -10,8 +10,9 @@ from kvstored_client.core import Core
 from kvstored_client.effects import Verb
 from kvstored_client.errors import KVStoredClientError
 from kvstored_client.keys import Packed
-from kvstored_client.namespace import Durability, Namespace
+from kvstored_client.namespace import Namespace
 from kvstored_client.results import Outcome, PutResult
+from kvstored_client.terms import Terms
 from kvstored_client.writing import Batch, Reservation, batches, collect, place, reserve, start_commit
 
 # Nothing is copied here between commits, so they can be large: the daemon spreads each over its threads.
@@ -97,11 +98,11 @@ def reserve_staged(
     block_bytes: int,
     parent: bytes,
     wait_s: float,
-    durability: Durability | None,
+    terms: Terms,
 ) -> Verb[Reserved]:
     """Reserve, and find room in the ring. Blocks for which it has none are given back as NO_ROOM."""
     sizes_bytes = [block_bytes] * hashes.length
-    reservation = yield from reserve(core, namespace, hashes, sizes_bytes, parent, wait_s, durability)
+    reservation = yield from reserve(core, namespace, hashes, sizes_bytes, parent, wait_s, terms)
     parts: list[Batch] = []
     placed = False
     try:
@@ -128,6 +129,7 @@ def commit_staged(core: Core, staged: Staged) -> Verb[PutResult]:
         return staged.result
     reservation, parts = taken
     waiting = list(parts)
+    failure: KVStoredClientError | None = None
     try:
         while waiting:
             start_commit(reservation, waiting[0])
@@ -136,10 +138,12 @@ def commit_staged(core: Core, staged: Staged) -> Verb[PutResult]:
         yield from collect(core, reservation, 0)
     except KVStoredClientError as error:
         core.failed_open(error)
+        failure = error
     finally:
         reservation.settle()
         for part in waiting:
             reservation.ring.give_back(part.region)
         core.stats.blocks_stored += reservation.stored
         core.stats.bytes_stored += reservation.stored_bytes
-    return staged.finished(PutResult.of(reservation.final, reservation.stored, durable=reservation.durable))
+    final, stored = reservation.final, reservation.stored
+    return staged.finished(PutResult.of(final, stored, durable=reservation.durable, error=failure))

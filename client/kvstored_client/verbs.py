@@ -16,26 +16,31 @@ from kvstored_proto import frames
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored_client import buffers as memory
-from kvstored_client.blocks import Blocks, blocks_of, copy_plan, map_segments
+from kvstored_client.blocks import Blocks, blocks_of, deliver, map_segments
 from kvstored_client.connection import Connection
 from kvstored_client.core import Core
 from kvstored_client.effects import CONNECT, Verb, Work, call
-from kvstored_client.errors import Refused, Unavailable
+from kvstored_client.errors import FAILED_PRECONDITION, Refused, Unavailable
 from kvstored_client.holds import post_release
 from kvstored_client.keys import UNSEEDED, Packed
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import LookupResult, Outcome, outcome, outcomes
 from kvstored_client.slots import BYTES_PER_BLOCK, Slots
+from kvstored_client.terms import Asking
 
 R = TypeVar("R", bound=Message)
-_FAILED_PRECONDITION: Final = 9
 DURABILITY: Final = "durability"  # the feature
+TTL: Final = "ttl"  # likewise
+_MILLISECONDS_MAX: Final = (1 << 32) - 1
 _REPLY_BYTES_MAX: Final = frames.MAX_BODY_BYTES - 4096  # the slots of a get must fit in one frame
 
 
-def milliseconds(seconds: float) -> int:
-    """For the protocol: whole, and not negative."""
-    return max(0, round(seconds * 1000.0))
+def milliseconds(seconds: float, most: int = _MILLISECONDS_MAX) -> int:
+    """For the protocol: whole, and no more than the field holds (that of a wait 49 days).
+
+    0 for nothing left alone: for a deadline it means that there is none.
+    """
+    return 0 if seconds <= 0 else max(1, round(min(seconds * 1000.0, most)))
 
 
 def namespace_ids(core: Core, connection: Connection, namespaces: Sequence[Namespace]) -> Verb[list[int]]:
@@ -45,7 +50,10 @@ def namespace_ids(core: Core, connection: Connection, namespaces: Sequence[Names
         reply = connection.namespaces.get(namespace.key)
         if reply is None:
             request = pb.OpenNamespaceRequest(spec=namespace.spec)
-            if namespace.durability == "nvme":
+            if namespace.terms.ttl_s:
+                check_knows_ttl(connection)
+                request.ttl_ms, request.sliding_ttl = namespace.terms.ttl_ms, namespace.terms.sliding
+            if namespace.terms.durability == "nvme":
                 check_knows_durability(connection)
                 request.durability = pb.DURABILITY_NVME
             reply = yield from call(
@@ -60,7 +68,13 @@ def namespace_ids(core: Core, connection: Connection, namespaces: Sequence[Names
 def check_knows_durability(connection: Connection) -> None:
     """Raises Refused where the daemon would take a durable put for a plain one."""
     if DURABILITY not in connection.opened.features:
-        raise Refused(_FAILED_PRECONDITION, "the daemon does not know durable puts: update it, or use memory")
+        raise Refused(FAILED_PRECONDITION, "the daemon does not know durable puts: update it, or use memory")
+
+
+def check_knows_ttl(connection: Connection) -> None:
+    """Raises Refused where the daemon would keep blocks beyond their TTL."""
+    if TTL not in connection.opened.features:
+        raise Refused(FAILED_PRECONDITION, "the daemon does not know TTLs: update it, or put without ttl_s")
 
 
 def open_namespace(core: Core, namespace: Namespace) -> Verb[None]:
@@ -72,7 +86,7 @@ def open_namespace(core: Core, namespace: Namespace) -> Verb[None]:
 def check_seeded(hashes: Packed) -> None:
     """Raises Refused for hashes that were made without a seed."""
     if hashes.data.startswith(UNSEEDED):
-        raise Refused(_FAILED_PRECONDITION, "the hashes were made before any session was open: make them again")
+        raise Refused(FAILED_PRECONDITION, "the hashes were made before any session was open: make them again")
 
 
 def leading(connection: Connection, hashes: Packed, reply_bytes: int = 0) -> Packed:
@@ -85,12 +99,16 @@ def leading(connection: Connection, hashes: Packed, reply_bytes: int = 0) -> Pac
     return hashes.part(0, min(limit, _REPLY_BYTES_MAX // reply_bytes) if reply_bytes else limit)
 
 
-def lookup(core: Core, namespaces: Sequence[Namespace], hashes: Packed) -> Verb[LookupResult]:
+def lookup(core: Core, namespaces: Sequence[Namespace], hashes: Packed, asking: Asking) -> Verb[LookupResult]:
     """How long the prefix is. Of more hashes than one call carries, the leading ones are asked for."""
     connection = yield CONNECT
     ids = yield from namespace_ids(core, connection, namespaces)
     asked = leading(connection, hashes)
     request = pb.LookupRequest(namespace_ids=ids, hashes=asked.data, hash_bytes=asked.hash_bytes)
+    if asking.prefill_tokens_per_s:
+        request.prefill_tokens_per_s = asking.prefill_tokens_per_s
+    if asking.prefetch:
+        request.prefetch, request.prefetch_deadline_ms = True, milliseconds(asking.prefetch_deadline_s)
     reply = yield from call(connection, pb.OPERATION_LOOKUP, request, pb.LookupReply, core.timeout_s())
     return LookupResult(
         reply.prefix_blocks,
@@ -99,6 +117,12 @@ def lookup(core: Core, namespaces: Sequence[Namespace], hashes: Packed) -> Verb[
         reply.nvme_blocks,
         reply.pending_blocks,
         outcome(reply.next),
+        reply.load_s,
+        reply.recompute_s,
+        # Without an estimate (none was asked for, or an older daemon knows none) loading is taken to pay.
+        min(reply.paying_blocks, reply.prefix_blocks) if reply.recompute_s else reply.prefix_blocks,
+        reply.queued_blocks,
+        reply.prefetch_id,
     )
 
 
@@ -168,9 +192,9 @@ def _release(connection: Connection, reply: pb.GetReply) -> None:
         post_release(connection, [lease.lease_id for lease in reply.leases])
 
 
-def _checked_slots(reply: pb.GetReply, shards: int) -> list[Slots]:
+def _checked_slots(core: Core, reply: pb.GetReply, shards: int) -> list[Slots]:
     """The slots of each lease. Raises Unavailable where the reply contradicts itself."""
-    slots = [Slots(lease) for lease in reply.leases]
+    slots = [core.known_slots.of(lease) for lease in reply.leases]
     if reply.blocks and (len(slots) != shards or any(len(each) != reply.blocks for each in slots)):
         raise Unavailable(f"a get of {shards} namespaces was answered with {[len(s) for s in slots]} slots")
     return slots if reply.blocks else []
@@ -179,6 +203,8 @@ def _checked_slots(reply: pb.GetReply, shards: int) -> list[Slots]:
 def get(core: Core, namespaces: Sequence[Namespace], hashes: Packed, wait_s: float) -> Verb[Blocks]:
     """Hold the leading blocks."""
     connection = yield CONNECT
+    if connection.carrier is not None:
+        raise Refused(FAILED_PRECONDITION, "this session shares no memory with the daemon: use get_into")
     reply = yield from _hold(core, connection, namespaces, hashes, wait_s)
     return (yield from _to_blocks(core, connection, reply, len(namespaces)))
 
@@ -195,7 +221,7 @@ def attach(core: Core, lease_id: int) -> Verb[Blocks]:
 def _to_blocks(core: Core, connection: Connection, reply: pb.GetReply, shards: int) -> Verb[Blocks]:
     kept = False
     try:
-        slots = _checked_slots(reply, shards)
+        slots = _checked_slots(core, reply, shards)
         if not slots:
             return Blocks(None, [], outcome(reply.next))
         fresh = connection.segments.unmapped_bytes(set().union(*(each.segment_ids for each in slots)))
@@ -212,14 +238,18 @@ def get_into(
     core: Core,
     namespaces: Sequence[Namespace],
     hashes: Packed,
-    targets: Sequence[memory.Spans],
+    targets: Sequence[memory.Place],
     wait_s: float,
 ) -> Verb[int]:
     """Copy the leading blocks out; how many were delivered, 0 where the session ended during the copy."""
     connection = yield CONNECT
+    if connection.carrier is not None:
+        from kvstored_client import inline
+
+        return (yield from inline.get_into(core, connection, namespaces, hashes, targets, wait_s))
     reply = yield from _hold(core, connection, namespaces, hashes, wait_s)
     try:
-        slots = _checked_slots(reply, len(namespaces))
+        slots = _checked_slots(core, reply, len(namespaces))
         if not slots:
             return 0
         size_bytes = sum(each.size_bytes for each in slots)
@@ -234,10 +264,10 @@ def get_into(
     return reply.blocks
 
 
-def _copy_out(connection: Connection, slots: list[Slots], targets: Sequence[memory.Spans]) -> None:
-    for each, spans in zip(slots, targets, strict=True):
+def _copy_out(connection: Connection, slots: list[Slots], targets: Sequence[memory.Place]) -> None:
+    for each, place in zip(slots, targets, strict=True):
         mappings = map_segments(connection.segments, each)  # held while we copy
-        memory.copy_runs(copy_plan(each, mappings, spans))
+        deliver(each, mappings, place)
 
 
 def _count_delivery(core: Core, slots: list[Slots], size_bytes: int) -> None:

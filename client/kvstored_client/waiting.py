@@ -20,17 +20,13 @@ from kvstored_client.errors import Timeout, Unavailable
 # A reply takes less than this mostly, and to be woken from sleep takes as long as the reply itself: a look-up
 # of one block took 124 us sleeping and 73 us so (2-CPU virtual machine).
 SPIN_S: Final = 200e-6
+# To have yielded for longer than this, and to find no answer then: others than the daemon want this CPU, which takes
+# less for an answer. Who yields to them goes behind them, each time, while who sleeps and is woken goes before them.
+# So it is not tried for a while.
+CROWDED_S: Final = 500e-6
+CROWDED_FOR_S: Final = 1.0
 _POLL_MS_MAX: Final = 60_000
 _SEND_POLL_MS: Final = 20
-
-
-def _spin(poll: select.poll, until_s: float) -> bool:
-    """Look for a while without sleeping; whether something came."""
-    while time.monotonic() < until_s:
-        if poll.poll(0):
-            return True
-        os.sched_yield()  # the daemon may have been put on this very CPU
-    return False
 
 
 class ThreadedConnection(Connection):
@@ -40,6 +36,7 @@ class ThreadedConnection(Connection):
         super().__init__(sock)
         self._lead = threading.Lock()
         self._followers: dict[int, threading.Event] = {}  # by request id
+        self._crowded_until_s = 0.0
 
     def result(self, ticket: Ticket, timeout_s: float) -> bytes:
         """The reply's body. Raises Timeout, or what ended the request."""
@@ -74,7 +71,7 @@ class ThreadedConnection(Connection):
                 raise Timeout(f"no answer within {timeout_s:g} s")
 
     def _read_until(self, ticket: Ticket, deadline_s: float) -> None:
-        spin_until_s = time.monotonic() + SPIN_S
+        spin_until_s = self._spin_until_s(ticket)
         while not ticket.done:
             left_ms = min((deadline_s - time.monotonic()) * 1000.0, _POLL_MS_MAX)
             if left_ms <= 0.0:
@@ -83,9 +80,24 @@ class ThreadedConnection(Connection):
                 self.flush()
             poll = select.poll()
             poll.register(self.fileno(), select.POLLIN | (select.POLLOUT if self.unsent else 0))
-            if not _spin(poll, spin_until_s):
+            if not self._spin(poll, spin_until_s):
                 poll.poll(left_ms)
             self.receive()
+
+    def _spin_until_s(self, ticket: Ticket) -> float:
+        now = time.monotonic()
+        return 0.0 if ticket.long or now < self._crowded_until_s else now + SPIN_S
+
+    def _spin(self, poll: select.poll, until_s: float) -> bool:
+        """Look for a while without sleeping; whether something came."""
+        while (now := time.monotonic()) < until_s:
+            if poll.poll(0):
+                return True
+            os.sched_yield()  # the daemon may have been put on this very CPU
+            if time.monotonic() - now > CROWDED_S and not poll.poll(0):
+                self._crowded_until_s = now + CROWDED_FOR_S
+                break
+        return False
 
     def _follow(self, ticket: Ticket, deadline_s: float) -> None:
         """Sleep until the reply is here, or the lead is free."""

@@ -47,6 +47,8 @@ class EvictionOrder(Protocol):
 
     Iterating yields every node, the one to go first first. It is valid until the order changes; after
     that it may end early or meet a node twice, and does no harm.
+
+    What an order remembers of a node it can say in `uses` that another kind of order understands: `change`.
     """
 
     def touch_many(self, nodes: Sequence[Node]) -> None:
@@ -69,22 +71,61 @@ class EvictionOrder(Protocol):
         """Take one node out; nothing happens where it is absent."""
         ...
 
+    def forget(self, node: Node) -> None:
+        """A node, in the order or held, will not come back: take it out, with what is known of it alone."""
+        ...
+
+    def fixed(self, node: Node) -> bool:
+        """Whether a node must not go for room at all: it is pinned."""
+        ...
+
+    def from_below(self, node: Node) -> None:
+        """A node that is in no order comes from the tier below, not from a put; told before it enters."""
+        ...
+
+    def keeps(self, node: Node) -> bool:
+        """Whether a node, and all that are warmer, is too hot to go where nobody waits for its room."""
+        ...
+
+    def uses(self, node: Node) -> int:
+        """About how often it was used, as far as this order tells; no less for a parent than for its children."""
+        ...
+
+    def mark_of(self, uses: int) -> float:
+        """The mark of a node that is held and was used so often."""
+        ...
+
+    def adopt_many(self, nodes: Sequence[tuple[Node, int]]) -> None:
+        """Enter nodes that are in no order, with their uses, each the warmest of those that were used as often."""
+        ...
+
+    def drained(self) -> Iterator[Node]:
+        """Every node, children before their parents even if all go one after the other, as without new ones."""
+        ...
+
     def __iter__(self) -> Iterator[Node]: ...
 
     def __len__(self) -> int: ...
 
 
-def ring() -> Node:
+class Sentinel(Node, gc=False, eq=False, kw_only=True):
+    """Where a ring begins and ends."""
+
+
+def ring() -> Sentinel:
     """The sentinel of an empty ring: its `next` is the coldest node, its `prev` the warmest."""
-    sentinel = Node()
+    sentinel = Sentinel()
     sentinel.prev = sentinel.next = sentinel
     return sentinel
 
 
 def around(sentinel: Node) -> Iterator[Node]:
-    """The nodes of a ring, coldest first. What follows a node is read when the next one is asked for."""
+    """The nodes of a ring, coldest first. What follows a node is read when the next one is asked for.
+
+    It ends at any sentinel: a node may stand in another ring by then.
+    """
     node = sentinel.next
-    while node is not sentinel and node is not None:
+    while node is not None and type(node) is not Sentinel:
         yield node
         node = node.next
 
@@ -134,6 +175,28 @@ class Rings:
     def evict_many(self, nodes: Iterable[Node]) -> None:
         """See `EvictionOrder`."""
         self.remove_many(nodes)
+
+    def forget(self, node: Node) -> None:
+        """See `EvictionOrder`."""
+        self.remove(node)
+
+    def fixed(self, node: Node) -> bool:
+        """See `EvictionOrder`."""
+        return False
+
+    def from_below(self, node: Node) -> None:
+        """See `EvictionOrder`."""
+
+    def keeps(self, node: Node) -> bool:
+        """See `EvictionOrder`."""
+        return False
+
+    def drained(self) -> Iterator[Node]:
+        """See `EvictionOrder`."""
+        return iter(self)
+
+    def __iter__(self) -> Iterator[Node]:
+        raise NotImplementedError
 
     def _append(self, sentinel: Node, node: Node) -> None:
         """Make a node the warmest of a ring, wherever it stood before."""
@@ -185,6 +248,20 @@ class Lru(Rings):
         self._count += added
 
     enter_many = touch_many
+
+    def uses(self, node: Node) -> int:
+        """See `EvictionOrder`: it does not count them."""
+        return 0
+
+    def mark_of(self, uses: int) -> float:
+        """See `EvictionOrder`."""
+        return 0.0
+
+    def adopt_many(self, nodes: Sequence[tuple[Node, int]]) -> None:
+        """See `EvictionOrder`."""
+        for node, _ in nodes:
+            node.mark = 0.0
+            self._append(self._sentinel, node)
 
     def __iter__(self) -> Iterator[Node]:
         return around(self._sentinel)

@@ -1,4 +1,4 @@
-"""Orders by how much a block is used: least frequently used, and heat that decays.
+"""Orders by how much a block is used: least frequently used; `heat` builds on the same rings.
 
 Nodes stand in rings, one a level; the lowest level goes first, and in a level the least
 recently used. A use is a move to another ring, whatever the number of nodes.
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from math import exp2, log2
 from typing import Final
 
 from kvstored.policy.eviction import Node, Rings, around, ring
 
 USES_MAX: Final = 1 << 16  # more make no difference to `Lfu`
-STEPS: Final = 8  # levels of `Heat` to a doubling
 LEVELS_MIN: Final = 64  # so many are kept, empty or not
 
 
@@ -54,6 +52,20 @@ class Levels(Rings):
         self._heap = sorted(self._rings)
         self._levels_max = max(LEVELS_MIN, 2 * len(self._heap))
 
+    def _level(self, mark: float) -> int:
+        """Where a node with this mark stands."""
+        raise NotImplementedError
+
+    def mark_of(self, uses: int) -> float:
+        """See `EvictionOrder`."""
+        raise NotImplementedError
+
+    def adopt_many(self, nodes: Sequence[tuple[Node, int]]) -> None:
+        """See `EvictionOrder`."""
+        for node, uses in nodes:
+            node.mark = self.mark_of(uses)
+            self._put(self._level(node.mark), node)
+
     def __iter__(self) -> Iterator[Node]:
         self._prune()
         if not self._heap:
@@ -84,40 +96,13 @@ class Lfu(Levels):
             node.mark = mark = int(node.mark) or 1
             put(mark, node)
 
+    def _level(self, mark: float) -> int:
+        return int(mark)
 
-class Heat(Levels):
-    """Coldest first: a use adds 1 to the heat of a block, and heat halves every half-life.
-
-    The half-life is counted in turnovers of the order: one is as many blocks named to it as it
-    holds, so that a setting fits a tier of any size and any load. Between uses all heats decay
-    alike, so nothing needs to be walked: a node's mark is the half-lives passed until now plus
-    log2 of its heat, and stays as it is until the next use.
-    """
-
-    __slots__ = ("_half_life", "_now")
-
-    def __init__(self, half_life: float = 1.0) -> None:
-        super().__init__()
-        if not half_life > 0:
-            raise ValueError(f"the half-life is {half_life}: it must be over 0 turnovers")
-        self._half_life = half_life
-        self._now = 1.0  # half-lives; over 0, so that no mark looks like that of a new node
-
-    def touch_many(self, nodes: Sequence[Node]) -> None:
+    def uses(self, node: Node) -> int:
         """See `EvictionOrder`."""
-        now, put = self._pass(len(nodes)), self._put
-        for node in nodes:
-            node.mark = mark = now + log2(1 + exp2(node.mark - now)) if node.mark else now
-            put(int(mark * STEPS), node)
+        return max(0, int(node.mark) - 1)
 
-    def enter_many(self, nodes: Sequence[Node]) -> None:
+    def mark_of(self, uses: int) -> float:
         """See `EvictionOrder`."""
-        now, put = self._pass(len(nodes)), self._put
-        for node in nodes:
-            # At least as warm as a new one: what it comes after may be its own children.
-            node.mark = mark = max(node.mark, now)
-            put(int(mark * STEPS), node)
-
-    def _pass(self, named: int) -> float:
-        self._now += named / (max(self._count, named) * self._half_life) if named else 0.0
-        return self._now
+        return 1 + min(uses, USES_MAX - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -31,12 +32,14 @@ class S3Fifo(Rings):
         super().__init__()
         self._small, self._main = ring(), ring()
         self._small_count = 0
-        self._ghosts: dict[Hashable, None] = {}
+        self._ghosts: OrderedDict[Hashable, None] = OrderedDict()  # a dict's first key is not found at once
 
     def touch_many(self, nodes: Sequence[Node]) -> None:
         """See `EvictionOrder`."""
+        come = self._come
         for node in nodes:
-            self._come(node, min(MAIN + USES_MAX, max(MAIN, int(node.mark) + 1)))
+            mark = int(node.mark) + 1
+            come(node, MAIN if mark < MAIN else min(mark, MAIN + USES_MAX))
 
     def enter_many(self, nodes: Sequence[Node]) -> None:
         """See `EvictionOrder`."""
@@ -50,11 +53,37 @@ class S3Fifo(Rings):
                 self._ghosts.pop(node.identity, None)
                 self._come(node, new)
 
+    def uses(self, node: Node) -> int:
+        """See `EvictionOrder`."""
+        return max(0, int(node.mark) - MAIN)
+
+    def mark_of(self, uses: int) -> float:
+        """See `EvictionOrder`: all are in `main`, so that none outlives its parent for standing in `small`."""
+        return MAIN + min(uses, USES_MAX)
+
+    def adopt_many(self, nodes: Sequence[tuple[Node, int]]) -> None:
+        """See `EvictionOrder`."""
+        for node, uses in nodes:
+            self._come(node, int(self.mark_of(uses)))
+
     def _come(self, node: Node, mark: int) -> None:
-        self.remove(node)
+        colder, warmer = node.prev, node.next
+        if colder is None or warmer is None:
+            self._count += 1
+        else:
+            self._small_count -= node.mark == SMALL
+            colder.next = warmer
+            warmer.prev = colder
         node.mark = mark
-        self._small_count += mark == SMALL
-        self._append(self._small if mark == SMALL else self._main, node)
+        if mark == SMALL:
+            self._small_count += 1
+            sentinel = self._small
+        else:
+            sentinel = self._main
+        warmest = sentinel.prev
+        assert warmest is not None, "the ring is closed"
+        node.prev, node.next = warmest, sentinel
+        warmest.next = sentinel.prev = node
 
     def remove(self, node: Node) -> None:
         """See `EvictionOrder`."""
@@ -64,17 +93,30 @@ class S3Fifo(Rings):
 
     def remove_many(self, nodes: Iterable[Node]) -> None:
         """See `EvictionOrder`."""
+        removed = small = 0
         for node in nodes:
-            self.remove(node)
+            colder, warmer = node.prev, node.next
+            if colder is not None and warmer is not None:
+                removed += 1
+                small += node.mark == SMALL
+                colder.next = warmer
+                warmer.prev = colder
+                node.prev = node.next = None
+        self._count -= removed
+        self._small_count -= small
 
     def evict_many(self, nodes: Iterable[Node]) -> None:
         """See `EvictionOrder`."""
-        for node in nodes:
-            if node.mark == SMALL:
-                self._ghosts[node.identity] = None
-            self.remove(node)
+        nodes = list(nodes)
+        self._ghosts.update((node.identity, None) for node in nodes if node.mark == SMALL)
+        self.remove_many(nodes)
         while len(self._ghosts) > max(self._count - self._small_count, 1):
-            del self._ghosts[next(iter(self._ghosts))]
+            self._ghosts.popitem(last=False)
+
+    def drained(self) -> Iterator[Node]:
+        """See `EvictionOrder`: what `main` loses first may be above what stands in `small`."""
+        yield from around(self._small)
+        yield from self._victims_of_main()
 
     def __iter__(self) -> Iterator[Node]:
         """See `EvictionOrder`. Used blocks that are passed over lose a use on the way, which changes no decision."""

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, cast
 
+from kvstored.policy.calls import Call
 from kvstored.policy.eviction import EvictionOrder, Node
 
 PIECE_BLOCKS: Final = 512  # for so many the daemon makes room at a time
@@ -38,9 +39,20 @@ class Tier:
         self._order = order
         self._free = capacity_blocks
         self._present: dict[Hashable, Block] = {}
+        self.stored_blocks = 0  # that were written into the tier
 
     def request(self, ids: Ids) -> int:
         """How many leading blocks were there; afterwards the whole chain is, as far as there is room."""
+        hits = self.get(ids)
+        if hits < len(ids):
+            self.put(ids, hits)
+        return hits
+
+    def at(self, now_s: float) -> None:
+        """When the calls that follow are made; only some tiers care."""
+
+    def get(self, ids: Ids) -> int:
+        """How many leading blocks are there; they are used."""
         get = self._present.get
         run: list[Node] = []
         for block_id in ids:
@@ -53,15 +65,14 @@ class Tier:
             self._order.remove_many(run)  # leased
             run.reverse()
             self._order.touch_many(run)
-        if hits < len(ids):
-            self._store(ids, hits)
         return hits
 
-    def _store(self, ids: Ids, start: int) -> None:
+    def put(self, ids: Ids, start: int) -> None:
+        """Store what is missing of a chain from the place `start` on, as far as there is room."""
         stored: list[int] = []  # places in the chain
         for piece in range(start, len(ids), PIECE_BLOCKS):
             places = range(piece, min(piece + PIECE_BLOCKS, len(ids)))
-            missing = [place for place in places if ids[place] not in self._present]
+            missing = self._missing(ids, places)
             taken = self._take(ids, places, len(missing))
             for place in missing[:taken]:
                 self._present[ids[place]] = Block(block_id=ids[place])
@@ -74,22 +85,33 @@ class Tier:
                 self._enter_above(ids, stored[-1])
             self._enter_above(ids, stored[0])
 
+    def _missing(self, ids: Ids, places: Sequence[int]) -> list[int]:
+        """Which of these blocks a put would write."""
+        return [place for place in places if ids[place] not in self._present]
+
     def _take(self, ids: Ids, places: Sequence[int], count: int) -> int:
         """Room for up to `count` blocks; those of the chain that are there already are not evicted for it."""
         held = [block for place in places if (block := self._present.get(ids[place])) is not None]
         if held:
             self._order.remove_many(held)
         if count > self._free:
-            victims = list(islice(self._order, count - self._free))
-            self._order.evict_many(victims)
-            for victim in victims:
-                del self._present[cast(Block, victim).block_id]
-            self._free += len(victims)
+            self._evict(list(self._victims(count - self._free)))
         if held:
             self._order.enter_many(held[::-1])
         taken = min(count, self._free)
         self._free -= taken
+        self.stored_blocks += taken
         return taken
+
+    def _victims(self, count: int) -> Iterable[Node]:
+        """Up to so many blocks that may go at once, coldest first."""
+        return islice(self._order, count)
+
+    def _evict(self, victims: Sequence[Node]) -> None:
+        self._order.evict_many(victims)
+        for victim in victims:
+            del self._present[cast(Block, victim).block_id]
+        self._free += len(victims)
 
     def _enter_above(self, ids: Ids, place: int) -> None:
         """Warm what a block hangs on, as far up as it is there."""
@@ -113,3 +135,20 @@ class Tier:
 def simulate(requests: Iterable[Ids], order: EvictionOrder, capacity_blocks: int) -> Iterator[int]:
     """Hits of each request in an empty tier; `order` is a new one."""
     return map(Tier(order, capacity_blocks).request, requests)
+
+
+def replay(calls: Sequence[Call], tier: Tier) -> Iterator[int]:
+    """Hits of each call. A put that followed a get stores what this tier missed of it, not what was missed then."""
+    found: dict[int, int] = {}  # hits of gets by number
+    for number, call in enumerate(calls):
+        tier.at(call.t_ms / 1000)
+        if call.gets and call.puts:
+            yield tier.request(call.ids)
+        elif call.gets:
+            found[number] = hits = tier.get(call.ids)
+            yield hits
+        else:
+            start = found.get(call.after, call.start)
+            if start < len(call.ids):
+                tier.put(call.ids, start)
+            yield 0

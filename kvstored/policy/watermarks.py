@@ -29,8 +29,30 @@ class Watermarks(msgspec.Struct, frozen=True):
         mark; otherwise it waits for the high one.
         """
         low_bytes = int(self.low * capacity_bytes)
-        start_bytes = low_bytes + 1 if active else max(low_bytes + 1, int(self.high * capacity_bytes))
-        if used_bytes < start_bytes:
+        if used_bytes <= low_bytes or not (active or self.reached(used_bytes, capacity_bytes)):
             return 0
-        step_bytes = max(1, int(self.batch * capacity_bytes))
-        return min(step_bytes, used_bytes - low_bytes)
+        return min(self.batch_bytes(capacity_bytes), used_bytes - low_bytes)
+
+    def reached(self, used_bytes: int, capacity_bytes: int) -> bool:
+        """Whether the high mark is: what only makes room by being lost need not go before."""
+        return used_bytes >= max(int(self.low * capacity_bytes) + 1, int(self.high * capacity_bytes))
+
+    def spare_bytes(self, used_bytes: int, capacity_bytes: int) -> int:
+        """What may be filled with blocks that nobody has asked for yet: up to one step below the high mark.
+
+        So it never starts demotion, and leaves room for what is asked for.
+        """
+        return max(0, int(max(self.low, self.high - self.batch) * capacity_bytes) - used_bytes)
+
+    def batch_bytes(self, capacity_bytes: int) -> int:
+        """What one step moves."""
+        return max(1, int(self.batch * capacity_bytes))
+
+    def ahead_bytes(self, used_bytes: int, capacity_bytes: int, coming_bytes: int) -> int:
+        """Bytes to move in the next step under the high mark, where `coming_bytes` would take the tier over it.
+
+        Only as much as it would be over: what is moved too early is missed in the tier.
+        """
+        over_bytes = used_bytes + coming_bytes - int(self.high * capacity_bytes)
+        left_bytes = used_bytes - int(self.low * capacity_bytes)
+        return max(0, min(self.batch_bytes(capacity_bytes), over_bytes, left_bytes))

@@ -1,6 +1,6 @@
-"""The admin operations: listings, explain, verify, flush, drain. Same rules as `operations`.
+"""The admin operations: listings, verify, flush, drain; see `explaining` for the rest. Same rules as `operations`.
 
-Listings and explain show the caller's own tenant; an admin sees all. The rest is for admins.
+Listings show the caller's own tenant; an admin sees all. Who may call what: `roles`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import msgspec
 from google.protobuf.message import Message
 from kvstored_proto.v1 import admin_pb2 as pb
 
-from kvstored import audit, explain
-from kvstored.catalog import STATE_NAMES, Entry, Space
-from kvstored.errors import FailedPrecondition, InvalidArgument, NotFound
-from kvstored.keys import HASH_BYTES_MAX, HASH_BYTES_MIN
-from kvstored.leases import Session
-from kvstored.parts import Below
+from kvstored.catalog.catalog import Space
+from kvstored.catalog.leases import Session
+from kvstored.errors import FailedPrecondition, InvalidArgument
+from kvstored.rpc import admin_epochs, admin_policy, admin_tenants, explaining, purging, tracing
 from kvstored.rpc.context import Context
+from kvstored.rpc.described import of_entry, of_record, space_of, spaces_of
+from kvstored.rpc.explaining import count_below
+from kvstored.rpc.paging import Page, after
+from kvstored.store import audit
 from kvstored.tiers.base import Record
 
 BLOCKS_PER_PAGE_MAX: Final = 1000
@@ -28,54 +31,36 @@ NVME_PLACE_BYTES_MAX: Final = 256
 _DRAM, _NVME = b"d", b"n"
 
 
-def _spaces(context: Context, session: Session) -> list[Space]:
-    spaces = context.store.parts.catalog.spaces.values()
-    sees_all = session.caller.role == "admin"
-    return [space for space in spaces if sees_all or space.tenant == session.caller.tenant]
-
-
-def _space(context: Context, session: Session, digest: bytes) -> Space:
-    for space in _spaces(context, session):
-        if space.digest == digest:
-            return space
-    raise NotFound("no such namespace: `kvstorectl namespaces` lists what there is")
-
-
 # ---- listings ----
 
 
 async def _list_namespaces(context: Context, session: Session, request: pb.ListNamespacesRequest) -> Message:
     below = context.store.parts.below
-    infos = []
-    for space in _spaces(context, session):
-        on_nvme = await _count_below(below, space) if below is not None else 0
-        infos.append(
-            pb.NamespaceInfo(
-                digest=space.digest,
-                tenant=space.tenant,
-                fields=space.namespace.fields,
-                dram_blocks=len(space.entries),
-                dram_bytes=space.used_bytes,
-                nvme_blocks=on_nvme,
-            )
+    page: Page[pb.NamespaceInfo] = Page(request.limit)
+    for key, space in after(spaces_of(context, session), _space_key, request.cursor):
+        on_nvme = await count_below(below, space) if below is not None else 0
+        info = pb.NamespaceInfo(
+            digest=space.namespace.digest,
+            tenant=space.tenant,
+            fields=space.namespace.fields,
+            dram_blocks=len(space.entries),
+            dram_bytes=space.used_bytes,
+            nvme_blocks=on_nvme,
         )
-    return pb.ListNamespacesReply(boot_id=context.boot_id, namespaces=infos)
+        if not page.add(key, info):
+            break
+    return pb.ListNamespacesReply(boot_id=context.boot_id, namespaces=page.items, cursor=page.cursor)
 
 
-async def _count_below(below: Below, space: Space) -> int:
-    count, cursor = 0, b""
-    while True:
-        page, cursor = await below.tier.list_records(space.digest, cursor, BLOCKS_PER_PAGE_MAX)
-        count += len(page)
-        if not cursor:
-            return count
+def _space_key(space: Space) -> bytes:
+    return space.tenant.encode() + b"\0" + space.namespace.digest
 
 
 async def _list_blocks(context: Context, session: Session, request: pb.ListBlocksRequest) -> Message:
     """DRAM first, then what is only on NVMe. The cursor is a tier's letter, a namespace's number and a place in it."""
     limit = min(request.limit or 1000, BLOCKS_PER_PAGE_MAX)
     digest = request.namespace_digest
-    spaces = [_space(context, session, digest)] if digest else _spaces(context, session)
+    spaces = [space_of(context, session, digest)] if digest else spaces_of(context, session)
     tier, number, place = _parse_cursor(request.cursor)
     blocks: list[pb.BlockInfo] = []
     while number < len(spaces) and len(blocks) < limit:
@@ -83,13 +68,13 @@ async def _list_blocks(context: Context, session: Session, request: pb.ListBlock
         if tier == _DRAM:
             start = int.from_bytes(place, "big")
             page = list(itertools.islice(space.entries.values(), start, start + limit - len(blocks)))
-            blocks += [_of_entry(context, entry) for entry in page]
+            blocks += [of_entry(context, entry) for entry in page]
             place = (start + len(page)).to_bytes(PLACE_BYTES, "big")
             ended = start + len(page) >= len(space.entries)
             tier, place = (_NVME, b"") if ended else (tier, place)
         else:
             records, place = await _below_page(context, space, place, limit - len(blocks))
-            blocks += [_of_record(space, hash_, record) for hash_, record in records]
+            blocks += [of_record(space, hash_, record) for hash_, record in records]
             if not place:
                 tier, number = _DRAM, number + 1
     cursor = tier + number.to_bytes(4, "big") + place if number < len(spaces) else b""
@@ -116,51 +101,10 @@ async def _below_page(
     return [(hash_, record) for _, hash_, record in records if hash_ not in space.entries], cursor
 
 
-def _of_entry(context: Context, entry: Entry) -> pb.BlockInfo:
-    return pb.BlockInfo(
-        namespace_digest=entry.pool.space.digest,
-        hash=entry.hash,
-        parent=entry.parent,
-        size_bytes=entry.size_bytes,
-        state=STATE_NAMES[entry.state],
-        tiers="dram+nvme" if entry.below else "dram",
-        holds=entry.holds,
-        content_hash=context.store.parts.dram.records.content_hash(entry.slot),
-    )
-
-
-def _of_record(space: Space, hash_: bytes, record: Record) -> pb.BlockInfo:
-    return pb.BlockInfo(
-        namespace_digest=space.digest,
-        hash=hash_,
-        parent=record.parent,
-        size_bytes=record.size_bytes,
-        state="ready",
-        tiers="nvme",
-        content_hash=record.content_hash,
-    )
-
-
-# ---- explain ----
-
-
-async def _explain(context: Context, session: Session, request: pb.ExplainRequest) -> Message:
-    if not HASH_BYTES_MIN <= len(request.hash) <= HASH_BYTES_MAX:
-        raise InvalidArgument(f"a hash has {HASH_BYTES_MIN} to {HASH_BYTES_MAX} bytes, this one {len(request.hash)}")
-    spaces = _spaces(context, session)
-    wanted = _space(context, session, request.namespace_digest) if request.namespace_digest else None
-    answer = await explain.explain(context.store.parts, spaces, wanted, request.hash)
-    blocks = [_of_entry(context, entry) for entry in answer.entries]
-    listed = {entry.pool.space for entry in answer.entries}
-    blocks += [_of_record(space, request.hash, record) for space, record in answer.records if space not in listed]
-    return pb.ExplainReply(boot_id=context.boot_id, verdict=answer.verdict, detail=answer.detail, blocks=blocks)
-
-
 # ---- for admins ----
 
 
 async def _verify(context: Context, session: Session, request: pb.VerifyRequest) -> Message:
-    session.check_admin()
     result = await audit.verify(context.store.parts)
     return pb.VerifyReply(
         boot_id=context.boot_id,
@@ -169,11 +113,11 @@ async def _verify(context: Context, session: Session, request: pb.VerifyRequest)
         bytes=result.size_bytes,
         corrupt=result.corrupt,
         skipped=result.skipped,
+        problems=context.store.quota_audit.check(),
     )
 
 
 async def _flush(context: Context, session: Session, request: pb.FlushRequest) -> Message:
-    session.check_admin()
     below = context.store.parts.below
     if below is None:
         raise FailedPrecondition("there is no lower tier to flush to: set nvme.paths")
@@ -182,7 +126,6 @@ async def _flush(context: Context, session: Session, request: pb.FlushRequest) -
 
 
 def _drain(context: Context, session: Session, request: pb.DrainRequest) -> Message | Awaitable[Message]:
-    session.check_admin()
     if context.state == "stopping":
         raise FailedPrecondition("the daemon is stopping: it drains by itself, and does not come back")
     drains = context.store.drains
@@ -212,11 +155,25 @@ async def _drained(context: Context, timeout_s: float) -> Message:
     )
 
 
+def _wear(context: Context, session: Session, request: pb.WearRequest) -> Message:
+    below = context.store.parts.below
+    if below is None:
+        raise FailedPrecondition("there is no NVMe tier that could wear: set nvme.paths")
+    paths = [pb.PathWear(**msgspec.structs.asdict(path)) for path in below.tier.wear()]
+    return pb.WearReply(boot_id=context.boot_id, paths=paths)
+
+
 SERVED: Final[dict[str, tuple[type[Message], Callable[[Context, Session, Any], Message | Awaitable[Message]]]]] = {
     "ListNamespaces": (pb.ListNamespacesRequest, _list_namespaces),
     "ListBlocks": (pb.ListBlocksRequest, _list_blocks),
-    "Explain": (pb.ExplainRequest, _explain),
+    **explaining.SERVED,
+    **purging.SERVED,
     "Verify": (pb.VerifyRequest, _verify),
     "Flush": (pb.FlushRequest, _flush),
     "Drain": (pb.DrainRequest, _drain),
+    **admin_tenants.SERVED,
+    "Wear": (pb.WearRequest, _wear),
+    **admin_epochs.SERVED,
+    **tracing.SERVED,
+    **admin_policy.SERVED,
 }

@@ -9,18 +9,22 @@ from typing import Final
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored import keys
-from kvstored.catalog import Space
-from kvstored.durability import BATCH_BLOCKS_MAX, BATCH_BYTES_MAX
+from kvstored.catalog.catalog import Space
+from kvstored.catalog.leases import Lease, Session
 from kvstored.errors import InvalidArgument
-from kvstored.leases import Lease, Session
-from kvstored.outcomes import HIT, NOT_DURABLE
-from kvstored.reads import Held
 from kvstored.rpc.context import Context
-from kvstored.rpc.operations import wants_durable
+from kvstored.rpc.fair_share import FairShare
+from kvstored.rpc.hinting import wish_of
+from kvstored.rpc.terms import lifetime_of, wants_durable
 from kvstored.rpc.uncancelled import to_its_end
+from kvstored.store.answers import Held
+from kvstored.store.durability import BATCH_BLOCKS_MAX, BATCH_BYTES_MAX
+from kvstored.store.hints import Wish
+from kvstored.store.outcomes import HIT, NOT_DURABLE, THROTTLED
 
 CHUNK_BYTES_MAX: Final = 1 << 20
 PUT_WAIT_S: Final = 1.0
+MEMORY_BYTES_MAX: Final = 512 << 20  # of blocks that are being received, in all streams
 
 
 class _Unsynced:
@@ -51,25 +55,99 @@ class _Unsynced:
                     self._outcomes[index] = NOT_DURABLE
 
 
-async def put(context: Context, session: Session, requests: AsyncIterator[pb.PutInlineRequest]) -> pb.PutInlineReply:
-    """Store the blocks of a stream, one after the other; one is in memory at a time."""
+class _Hinted:
+    """Blocks of a stream of which it says something, noted many together: it is said of what they hang on too."""
+
+    def __init__(self, context: Context, session: Session) -> None:
+        self._hints = context.store.hints
+        self._session = session
+        self._blocks: defaultdict[tuple[Space, Wish], list[bytes]] = defaultdict(list)
+        self._count = 0
+
+    async def add(self, space: Space, header: pb.PutInlineHeader) -> None:
+        """Note a block that is stored."""
+        wish = wish_of(header)
+        if wish is not None:
+            self._blocks[space, wish].append(header.hash)
+            self._count += 1
+            if self._count >= BATCH_BLOCKS_MAX:
+                await self.settle()
+
+    async def settle(self) -> None:
+        """Give the hints."""
+        blocks, self._blocks, self._count = self._blocks, defaultdict(list), 0
+        for (space, wish), hashes in blocks.items():
+            await self._hints.hint(self._session, space, hashes, wish)
+
+
+class _Incoming:
+    """A block that is being received. Its bytes are kept where there is memory for it (`share`), else passed over."""
+
+    def __init__(self, header: pb.PutInlineHeader, tenant: str, share: FairShare, *, alone: bool) -> None:
+        self.header = header
+        self.data = bytearray()
+        self._tenant, self._share = tenant, share
+        self._received = 0
+        self.kept = share.take(tenant, header.size_bytes, alone=alone)
+
+    def append(self, chunk: bytes) -> bool:
+        """Take a chunk; whether the block is whole. Raises InvalidArgument."""
+        size = self.header.size_bytes
+        if not 0 < len(chunk) <= CHUNK_BYTES_MAX or self._received + len(chunk) > size:
+            raise InvalidArgument(f"a chunk has 1 to {CHUNK_BYTES_MAX} bytes, and all chunks of a block its size_bytes")
+        self._received += len(chunk)
+        if self.kept:
+            self.data += chunk
+        return self._received == size
+
+    def end(self) -> None:
+        """Give its memory back; raises InvalidArgument where it is not whole."""
+        self.close()
+        if self._received != self.header.size_bytes:
+            raise InvalidArgument(f"a block of {self.header.size_bytes} bytes ended after {self._received}")
+
+    def close(self) -> None:
+        """Give its memory back; harmless when repeated."""
+        if self.kept:
+            self.kept = False
+            self.data = bytearray()
+            self._share.leave(self._tenant, self.header.size_bytes)
+
+
+async def put(
+    context: Context, session: Session, requests: AsyncIterator[pb.PutInlineRequest], share: FairShare
+) -> pb.PutInlineReply:
+    """Store the blocks of a stream, one after the other; one is in memory at a time.
+
+    `share`: bytes of memory for all streams. A block for which there is none at its header is THROTTLED.
+    """
     outcomes = bytearray()
-    unsynced = _Unsynced(context, outcomes)
-    header: pb.PutInlineHeader | None = None
-    data = bytearray()
-    async for request in requests:
-        if request.WhichOneof("part") == "header":
-            _check_whole(header, data)
-            header, data = _checked(context, session, request.header), bytearray()
-        elif header is None:
-            raise InvalidArgument("a chunk before any header")
-        else:
-            _append(header, data, request.chunk)
-            if len(data) == header.size_bytes:
-                outcomes.append(await _put_block(context, session, header, data))
-                if outcomes[-1] == HIT and wants_durable(session, header):
-                    await unsynced.add(session.space_of(header.namespace_id), header.hash, header.size_bytes)
-    _check_whole(header, data)
+    unsynced, hinted = _Unsynced(context, outcomes), _Hinted(context, session)
+    incoming: _Incoming | None = None
+    alone = len(context.store.parts.tenants) <= 1
+    try:
+        async for request in requests:
+            if request.WhichOneof("part") == "header":
+                if incoming is not None:
+                    incoming.end()
+                header = _checked(context, session, request.header)
+                incoming = _Incoming(header, session.caller.tenant, share, alone=alone)
+            elif incoming is None:
+                raise InvalidArgument("a chunk before any header")
+            elif incoming.append(request.chunk):
+                outcomes.append(await _put_block(context, session, incoming))
+                incoming.close()
+                if outcomes[-1] == HIT:
+                    space = session.space_of(incoming.header.namespace_id)
+                    await hinted.add(space, incoming.header)
+                    if wants_durable(session, incoming.header):
+                        await unsynced.add(space, incoming.header.hash, incoming.header.size_bytes)
+        if incoming is not None:
+            incoming.end()
+    finally:
+        if incoming is not None:
+            incoming.close()
+    await hinted.settle()
     await unsynced.settle()
     return pb.PutInlineReply(boot_id=context.boot_id, outcomes=bytes(outcomes))
 
@@ -80,23 +158,22 @@ def _checked(context: Context, session: Session, header: pb.PutInlineHeader) -> 
         raise InvalidArgument(f"size_bytes is {header.size_bytes}: 1 to {keys.BLOCK_BYTES_MAX} are allowed")
     if wants_durable(session, header):
         context.store.writes.durability.check()
+    wish_of(header)
     return header
 
 
-def _append(header: pb.PutInlineHeader, data: bytearray, chunk: bytes) -> None:
-    if not 0 < len(chunk) <= CHUNK_BYTES_MAX or len(data) + len(chunk) > header.size_bytes:
-        raise InvalidArgument(f"a chunk has 1 to {CHUNK_BYTES_MAX} bytes, and all chunks of a block its size_bytes")
-    data += chunk
-
-
-def _check_whole(header: pb.PutInlineHeader | None, data: bytearray) -> None:
-    if header is not None and len(data) != header.size_bytes:
-        raise InvalidArgument(f"a block of {header.size_bytes} bytes ended after {len(data)}")
-
-
-async def _put_block(context: Context, session: Session, header: pb.PutInlineHeader, data: bytearray) -> int:
+async def _put_block(context: Context, session: Session, incoming: _Incoming) -> int:
+    header = incoming.header
     space = session.space_of(header.namespace_id)
-    putting = context.store.commits.put_inline(session, space, header.hash, header.parent, data, PUT_WAIT_S)
+    if not incoming.kept:
+        context.store.parts.counters["throttled_puts"] += 1
+        return THROTTLED
+    if context.recorder.on:
+        context.recorder.put(session, space, [header.hash], header.parent, header.size_bytes)
+    lifetime = lifetime_of(session, header, header.namespace_id)
+    putting = context.store.commits.put_inline(
+        session, space, header.hash, header.parent, incoming.data, PUT_WAIT_S, lifetime
+    )
     return await to_its_end(putting)
 
 
@@ -112,6 +189,8 @@ async def get(
         context.store.reads.release(session, [lease.lease_id for lease in held.leases])
 
     held = getting if isinstance(getting, Held) else await to_its_end(getting, release)
+    if context.recorder.on:
+        context.recorder.got(session, spaces, hashes, held.blocks)
     try:
         for index in range(held.blocks):
             for reply in _chunks(context, session, held.leases[0], index):

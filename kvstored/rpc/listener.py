@@ -6,14 +6,17 @@ import asyncio
 import os
 import socket
 import stat
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from kvstored.leases import Session
-from kvstored.logs import get_logger
+from kvstored.catalog.leases import Session
+from kvstored.reporting.logs import get_logger
 from kvstored.rpc.context import Context
+from kvstored.rpc.peer import peer_credentials
 from kvstored.rpc.session import Connection
+from kvstored.store.release_times import Cause
 
 BACKLOG: Final = 128
 SOCKET_BUFFER_BYTES: Final = 1 << 20
@@ -35,6 +38,7 @@ class SessionServer:
         self._listener: socket.socket | None = None
         self._looking: asyncio.TimerHandle | None = None
         context.store.releases.on_corrupt = self._page_corrupt
+        context.store.part_with = self.part_with
 
     def start(self) -> None:
         """Bind and listen. Raises OSError; a socket that nobody answers on any more is replaced."""
@@ -63,12 +67,28 @@ class SessionServer:
     def _admit(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         # Twice as many as sessions: those that have not opened one yet have their time-out.
-        if len(self.connections) >= 2 * self.context.config.server.max_sessions:
+        if len(self.connections) >= 2 * self.context.config.server.max_sessions and not self._make_way(sock):
             sock.close()
             return
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
         self.connections.add(Connection(self.context, sock, self._opened, self._gone))
+
+    def _make_way(self, sock: socket.socket) -> bool:
+        """Part with a client that has not opened a session, of the user who has most of them, unless it is this one.
+
+        So one user's connections keep nobody else out, admins included.
+        """
+        waiting: defaultdict[int, list[tuple[float, Connection]]] = defaultdict(list)
+        for connection in self.connections:
+            if (since_s := connection.waited_since_s) is not None:
+                waiting[connection.uid].append((since_s, connection))
+        uid = peer_credentials(sock)[1]
+        most = max(waiting, key=lambda one: len(waiting[one]), default=uid)
+        if len(waiting[most]) <= len(waiting[uid]) + 1:
+            return False
+        min(waiting[most], key=lambda one: one[0])[1].close("it opened no session, and another user's client came")
+        return True
 
     def _look(self) -> None:
         for connection in list(self.connections):
@@ -90,6 +110,14 @@ class SessionServer:
             connection.send_retired(segment_ids)
         return connection is not None
 
+    def part_with(self, session: Session, reason: str, cause: Cause) -> None:
+        """End a session of any transport; where it is one of this socket's, its connection first."""
+        connection = self.by_session.get(session)
+        if connection is not None:
+            connection.close(reason, cause)
+        else:
+            self.context.store.end_session(session, cause)
+
     def _page_corrupt(self, session: Session) -> None:
         _log.warning("a client's session page makes no sense", pid=session.caller.pid, client=session.caller.client)
 
@@ -107,7 +135,7 @@ class SessionServer:
         if self._looking is not None:
             self._looking.cancel()
         for connection in list(self.connections):
-            connection.close("the daemon stops")
+            connection.close("the daemon stops", Cause.SHUTDOWN)
 
 
 def bind_unix(path: Path, mode: int) -> socket.socket:

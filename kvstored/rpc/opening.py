@@ -10,13 +10,16 @@ from kvstored_proto import frames, page
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored import keys
-from kvstored.errors import FailedPrecondition, InvalidArgument
-from kvstored.leases import Caller, Session
+from kvstored.catalog.leases import Caller, Session
+from kvstored.errors import FailedPrecondition, InvalidArgument, Unauthenticated
 from kvstored.rpc.context import Context
 
 CLIENT_NAME_MAX: Final = 256  # it stands in every status
 CLIENT_ID_MAX: Final = 64
-FEATURES: Final = ("prefetch", "groups", "durability")
+TRANSFER_LAYERS: Final = "transfer_layers"  # ranges of layers, layers that are told, deadlines; goes with `gpu`
+GPU: Final = "gpu"  # the feature; granted where the daemon may use GPUs, whether there is one or not
+GPU_DESCRIPTORS: Final = "gpu_descriptors"
+FEATURES: Final[tuple[str, ...]] = ("prefetch", "groups", "durability", "ttl", "lookup_prefetch", "hints", "put_hints")
 
 
 async def open_session(context: Context, caller: Caller, request: pb.OpenSessionRequest) -> tuple[Session, Message]:
@@ -39,12 +42,14 @@ async def open_session(context: Context, caller: Caller, request: pb.OpenSession
         page=caller.transport == "session" and page.FEATURE in request.features,
         client_id=request.resume.client_id,
     )
+    if session.ended:  # meanwhile its credential was taken away
+        raise Unauthenticated("what was shown does not count any more: ask for a new token")
     resumed = context.store.quarantine.resume(session, request.resume.lease_ids)
     limits = context.store.parts.limits
     return session, pb.OpenSessionReply(
         boot_id=context.boot_id,
         protocol=high,
-        features=_features(session, request.features),
+        features=_features(context, session, request.features),
         resumed_leases=resumed,
         session_id=session.session_id,
         tenant=caller.tenant,
@@ -62,6 +67,10 @@ async def open_session(context: Context, caller: Caller, request: pb.OpenSession
     )
 
 
-def _features(session: Session, asked: Sequence[str]) -> list[str]:
+def _features(context: Context, session: Session, asked: Sequence[str]) -> list[str]:
     granted = FEATURES if session.page is None else (*FEATURES, page.FEATURE)
+    if context.store.transfers is not None and session.caller.transport == "session":
+        granted = (*granted, GPU_DESCRIPTORS)
+    if context.store.transfers is not None:
+        granted = (*granted, GPU, TRANSFER_LAYERS)
     return [name for name in granted if name in asked]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 import msgspec
@@ -15,13 +16,15 @@ from google.protobuf.message import Message
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored import keys
-from kvstored.catalog import Space
+from kvstored.catalog.catalog import Space
+from kvstored.catalog.leases import Lease, Reservation, Session
 from kvstored.errors import InvalidArgument
-from kvstored.leases import Lease, Session
-from kvstored.reads import FoundRun, Held
-from kvstored.rpc import admin, status
+from kvstored.rpc import acts, admin, hinting, looking_up, roles, status, transferring
 from kvstored.rpc.context import Context
-from kvstored.writes import Reserved
+from kvstored.rpc.terms import lifetime_of, wants_durable
+from kvstored.store.answers import FoundRun, Held
+from kvstored.store.outcomes import HIT
+from kvstored.store.writes import Reserved
 
 BLOCKS_MAX: Final = 2 * keys.BLOCKS_PER_CALL_MAX  # over all namespaces: 40 bytes each in a get's reply, one frame
 Reply = Message | Awaitable[Message]
@@ -49,9 +52,12 @@ def _close_session(context: Context, session: Session, request: pb.CloseSessionR
 
 
 async def _open_namespace(context: Context, session: Session, request: pb.OpenNamespaceRequest) -> Message:
-    durable = request.durability == pb.DURABILITY_NVME
-    handle, space, seed = await context.store.open_namespace(session, request.spec, durable=durable)
-    return pb.OpenNamespaceReply(boot_id=context.boot_id, namespace_id=handle, digest=space.digest, chain_seed=seed)
+    durable, lifetime = request.durability == pb.DURABILITY_NVME, lifetime_of(session, request)
+    opening = context.store.open_namespace(session, request.spec, durable=durable, lifetime=lifetime)
+    handle, space, seed = await opening
+    return pb.OpenNamespaceReply(
+        boot_id=context.boot_id, namespace_id=handle, digest=space.namespace.digest, chain_seed=seed
+    )
 
 
 # ---- reading ----
@@ -67,22 +73,13 @@ def _asked(session: Session, request: Any) -> tuple[list[Space], list[bytes]]:
 
 
 def _lookup(context: Context, session: Session, request: pb.LookupRequest) -> Reply:
-    found = context.store.reads.lookup(*_asked(session, request))
+    spaces, hashes = _asked(session, request)
+    if request.prefetch or request.prefill_tokens_per_s:
+        return looking_up.looked(context, session, request, spaces, hashes)
+    found = context.store.reads.lookup(spaces, hashes)
     if isinstance(found, FoundRun):
-        return _lookup_reply(context, found)
-    return _map(found, lambda run: _lookup_reply(context, run))
-
-
-def _lookup_reply(context: Context, run: FoundRun) -> Message:
-    return pb.LookupReply(
-        boot_id=context.boot_id,
-        prefix_blocks=run.prefix_blocks,
-        ready_blocks=run.ready_blocks,
-        dram_blocks=run.dram_blocks,
-        nvme_blocks=run.nvme_blocks,
-        pending_blocks=run.pending_blocks,
-        next=_outcome(run.next),
-    )
+        return looking_up.looked_up(context, session, spaces, hashes, found)
+    return _map(found, lambda run: looking_up.looked_up(context, session, spaces, hashes, run))
 
 
 async def _contains(context: Context, session: Session, request: pb.ContainsRequest) -> Message:
@@ -95,8 +92,14 @@ def _get(context: Context, session: Session, request: pb.GetRequest) -> Reply:
     spaces, hashes = _asked(session, request)
     held = context.store.reads.get(session, spaces, hashes, request.wait_ms / 1000)
     if isinstance(held, Held):
-        return get_reply(context, session, held)
-    return _map(held, lambda later: get_reply(context, session, later))
+        return _got(context, session, spaces, hashes, held)
+    return _map(held, lambda later: _got(context, session, spaces, hashes, later))
+
+
+def _got(context: Context, session: Session, spaces: list[Space], hashes: list[bytes], held: Held) -> pb.GetReply:
+    if context.recorder.on:
+        context.recorder.got(session, spaces, hashes, held.blocks)
+    return get_reply(context, session, held)
 
 
 def _attach(context: Context, session: Session, request: pb.AttachRequest) -> Reply:
@@ -177,20 +180,39 @@ def _reserve(context: Context, session: Session, request: pb.ReserveRequest) -> 
     hashes = keys.split_hashes(request.hashes, request.hash_bytes)
     sizes = _sizes(request, len(hashes))
     space = session.space_of(request.namespace_id)
-    durable = wants_durable(session, request)
+    durable, wish = wants_durable(session, request), hinting.wish_of(request)
+    if context.recorder.on:
+        context.recorder.put(session, space, hashes, request.parent, sum(sizes))
     reserved = context.store.writes.reserve(
-        session, space, hashes, sizes, request.parent, request.wait_ms / 1000, durable=durable
+        session,
+        space,
+        hashes,
+        sizes,
+        request.parent,
+        request.wait_ms / 1000,
+        durable=durable,
+        lifetime=lifetime_of(session, request, request.namespace_id),
     )
+    if wish is not None:
+        return _reserve_hinted(
+            context, session, reserved, partial(context.store.hints.hint, session, space, hashes, wish)
+        )
     if isinstance(reserved, Reserved):
         return _reserve_reply(context, reserved)
     return _map(reserved, lambda later: _reserve_reply(context, later))
 
 
-def wants_durable(session: Session, request: pb.ReserveRequest | pb.PutInlineHeader) -> bool:
-    """The durability of a put: its own, else the one that its namespace was opened with."""
-    if request.durability == pb.DURABILITY_UNSPECIFIED:
-        return request.namespace_id in session.durable
-    return request.durability == pb.DURABILITY_NVME
+async def _reserve_hinted(
+    context: Context, session: Session, reserving: Reserved | Awaitable[Reserved], hint: Callable[[], Awaitable[object]]
+) -> Message:
+    """The hint counts when all is committed, or at once where nothing is to be."""
+    reserved = reserving if isinstance(reserving, Reserved) else await reserving
+    reservation = session.reservations.get(reserved.reservation_id)
+    if reservation is not None:
+        reservation.at_end = hint
+    elif HIT in reserved.outcomes:
+        await hint()
+    return _reserve_reply(context, reserved)
 
 
 def _sizes(request: pb.ReserveRequest, count: int) -> Sequence[int]:
@@ -209,12 +231,23 @@ def _reserve_reply(context: Context, reserved: Reserved) -> Message:
 
 
 def _commit(context: Context, session: Session, request: pb.CommitRequest) -> Reply:
+    reservation = session.reservations.get(request.reservation_id)
     outcomes = context.store.commits.commit(
         session, request.reservation_id, list(request.indices), list(request.staging_offsets)
     )
+    if reservation is not None and reservation.at_end is not None:
+        return _commit_hinted(context, reservation, outcomes)
     if isinstance(outcomes, bytes):
         return pb.CommitReply(boot_id=context.boot_id, outcomes=outcomes)
     return _map(outcomes, lambda later: pb.CommitReply(boot_id=context.boot_id, outcomes=later))
+
+
+async def _commit_hinted(context: Context, reservation: Reservation, committing: bytes | Awaitable[bytes]) -> Message:
+    outcomes = committing if isinstance(committing, bytes) else await committing
+    if reservation.finished and reservation.at_end is not None:
+        at_end, reservation.at_end = reservation.at_end, None
+        await at_end()
+    return pb.CommitReply(boot_id=context.boot_id, outcomes=outcomes)
 
 
 def _abort(context: Context, session: Session, request: pb.AbortRequest) -> Reply:
@@ -259,9 +292,14 @@ def _table() -> dict[int, Operation]:
         "Touch": (pb.TouchRequest, _touch),
         "Delete": (pb.DeleteRequest, _delete),
         "Status": (pb.StatusRequest, _status),
+        **transferring.SERVED,
         **admin.SERVED,
+        **hinting.SERVED,
     }
-    return {number_of(name): Operation(name, request, serve) for name, (request, serve) in served.items()}
+    return {
+        number_of(name): Operation(name, request, roles.guarded(name, acts.recorded(name, serve)))
+        for name, (request, serve) in served.items()
+    }
 
 
 def number_of(method: str) -> int:

@@ -8,21 +8,25 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from kvstored_proto.v1 import admin_pb2_grpc, kvstored_pb2_grpc
 
 from kvstored.rpc.context import Context
+from kvstored.rpc.fair_share import FairShare
 from kvstored.rpc.listener import clear_stale
-from kvstored.rpc.remote_sessions import RemoteSessions
+from kvstored.rpc.public_streams import STREAMS_MAX, BoundedHealth, BoundedReflection
+from kvstored.rpc.remote_sessions import RemoteSessions, calls_max
 from kvstored.rpc.servicers import AdminServicer, KVStoreServicer
 
 MESSAGE_BYTES_MAX: Final = 4 << 20
 SERVICES: Final = ("kvstored.v1.KVStore", "kvstored.v1.Admin")
+ANONYMOUS_CALLS: Final = STREAMS_MAX + 64  # beyond those of sessions: public streams, and calls that are short
 PING_INTERVAL_MS: Final = 30_000  # a peer that vanished without a word is noticed while a call of it runs
 PING_TIMEOUT_MS: Final = 10_000
 
@@ -34,7 +38,8 @@ class GrpcServer:
         self._context = context
         self._sessions = RemoteSessions(context)
         self._servers: list[grpc.aio.Server] = []
-        self._health = health.aio.HealthServicer()
+        self._streams = FairShare(STREAMS_MAX)
+        self._health = BoundedHealth(self._streams)
         self._expiry: asyncio.Task[None] | None = None
         self._socket: Path | None = None
         self.tcp_port = 0
@@ -54,7 +59,9 @@ class GrpcServer:
         mode = self._context.config.server.socket_mode_bits if self._context.identity.has_tokens else 0o600
         server = self._server()
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(  # type: ignore[no-untyped-call]
+            BoundedReflection(self._streams, names), server
+        )
         clear_stale(path)
         old = os.umask(0o177)
         try:
@@ -64,6 +71,13 @@ class GrpcServer:
         self._socket = path
         os.chmod(path, mode)
         await server.start()
+        self._context.store.parts.tenants.watch(self._tenants_changed)
+
+    def _tenants_changed(self, _name: str) -> None:
+        """With the first token the socket speaks for nobody any more (see `Identity`), so others may reach it."""
+        if self._socket is not None and self._context.identity.has_tokens:
+            with suppress(OSError):
+                os.chmod(self._socket, self._context.config.server.socket_mode_bits)
 
     async def _start_tcp(self, address: str) -> None:
         config = self._context.config.server
@@ -89,7 +103,7 @@ class GrpcServer:
                 ("grpc.keepalive_time_ms", PING_INTERVAL_MS),
                 ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
             ],
-            maximum_concurrent_rpcs=4 * self._context.config.server.max_sessions,
+            maximum_concurrent_rpcs=calls_max(self._context) + ANONYMOUS_CALLS,
         )
         kvstored_pb2_grpc.add_KVStoreServicer_to_server(  # type: ignore[no-untyped-call]
             KVStoreServicer(self._context, self._sessions), server

@@ -13,15 +13,17 @@ from google.protobuf.message import Message
 from kvstored_proto.v1 import admin_pb2, admin_pb2_grpc, kvstored_pb2_grpc
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.errors import KVStoredError
-from kvstored.leases import Session
-from kvstored.logs import get_logger
-from kvstored.rpc import inline
+from kvstored.catalog.leases import Session
+from kvstored.errors import KVStoredError, Unauthenticated
+from kvstored.reporting.logs import get_logger
+from kvstored.rpc import acts, inline, roles
 from kvstored.rpc.context import Context
 from kvstored.rpc.errors import INTERNAL, describe
+from kvstored.rpc.fair_share import FairShare
 from kvstored.rpc.operations import OPERATIONS, Operation, number_of
-from kvstored.rpc.remote_sessions import Call, RemoteSessions
+from kvstored.rpc.remote_sessions import Call, RemoteSessions, caller_of, peer_of
 from kvstored.rpc.uncancelled import leave_alone, to_its_end
+from kvstored.store.release_times import Cause, Releasing
 
 # Methods that are not in the table of operations: one makes the session, two stream bytes.
 SPECIAL: Final = frozenset({"OpenSession", "PutInline", "GetInline"})
@@ -36,6 +38,7 @@ class KVStoreServicer(kvstored_pb2_grpc.KVStoreServicer):
     def __init__(self, context: Context, sessions: RemoteSessions) -> None:
         self._context = context
         self._sessions = sessions
+        self._incoming = FairShare(inline.MEMORY_BYTES_MAX)
         _fill(self, pb.DESCRIPTOR.services_by_name["KVStore"], context, sessions)
 
     async def OpenSession(self, request: pb.OpenSessionRequest, call: Call) -> Message:
@@ -49,7 +52,8 @@ class KVStoreServicer(kvstored_pb2_grpc.KVStoreServicer):
     async def _put_inline(self, requests: AsyncIterator[pb.PutInlineRequest], call: Call) -> Message:
         session = self._sessions.enter(call)
         try:
-            return await inline.put(self._context, session, requests)
+            roles.check(session, "PutInline")
+            return await inline.put(self._context, session, requests, self._incoming)
         finally:
             self._sessions.leave(session)
 
@@ -65,7 +69,7 @@ class KVStoreServicer(kvstored_pb2_grpc.KVStoreServicer):
             finally:
                 self._sessions.leave(session)
         except Exception as error:
-            await _abort(call, error)
+            await _abort(self._context, call, "GetInline", error)
         self._context.metrics.observe("GetInline", time.perf_counter() - started)
 
 
@@ -94,7 +98,16 @@ def _unary(
 
     async def work(request: Message, call: Call) -> Message:
         session = sessions.enter(call)
-        return await to_its_end(serve(session, request), lambda reply: _undo(context, session, operation.name, reply))
+        releasing: list[Releasing] = []
+
+        def left() -> None:
+            releasing.append(context.store.release_times.begin(Cause.CANCEL))
+
+        def undo(reply: Message) -> None:
+            _undo(context, session, operation.name, reply)
+            releasing[0].ended()
+
+        return await to_its_end(serve(session, request), undo, left)
 
     async def method(request: Message, call: Call) -> Message:
         return await _answer(context, call, operation.name, work(request, call))
@@ -119,14 +132,17 @@ async def _answer(context: Context, call: Call, name: str, work: Awaitable[Messa
     try:
         reply = await work
     except Exception as error:
-        await _abort(call, error)
+        await _abort(context, call, name, error)
     context.metrics.observe(name, time.perf_counter() - started)
     return reply
 
 
-async def _abort(call: Call, error: Exception) -> NoReturn:
+async def _abort(context: Context, call: Call, name: str, error: Exception) -> NoReturn:
     if not isinstance(error, KVStoredError):
         _log.error("call failed", exc_info=error)
+    # Who is not known is not who the session belongs to that it named.
+    caller = None if isinstance(error, Unauthenticated) else caller_of(context, call)
+    acts.refusal(context.audit, name, peer_of(call), error, caller)
     code, message = describe(error)
     await call.abort(_CODES.get(code, _CODES[INTERNAL]), message)
     raise AssertionError("abort raises")

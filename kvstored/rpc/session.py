@@ -8,12 +8,10 @@ back, so a client that still sees it open after a copy knows that its blocks did
 
 from __future__ import annotations
 
-import array
 import asyncio
 import os
 import select
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,6 +21,8 @@ from google.protobuf.message import DecodeError, Message
 from kvstored_proto import frames
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
+from kvstored.catalog.leases import Session
+from kvstored.device.outbox import Outbox
 from kvstored.errors import (
     DeviceError,
     FailedPrecondition,
@@ -31,23 +31,24 @@ from kvstored.errors import (
     LimitExceeded,
     Unauthenticated,
 )
-from kvstored.leases import Caller, Session
-from kvstored.logs import get_logger
+from kvstored.reporting.logs import get_logger
+from kvstored.rpc import acts
 from kvstored.rpc.context import Context
 from kvstored.rpc.errors import describe
 from kvstored.rpc.opening import open_session
 from kvstored.rpc.operations import OPERATIONS
-from kvstored.rpc.outbox import Outbox
+from kvstored.rpc.peer import peer_credentials, received
+from kvstored.rpc.transferring import offer
+from kvstored.store.release_times import Cause
 
 RECEIVE_BYTES: Final = 256 << 10
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 FRAMES_PER_TURN: Final = 64  # then the next client has its turn
-_PEERCRED: Final = struct.Struct("3i")
-_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(4 * frames.MAX_FDS_PER_FRAME)
 _NAMES: Final = {
     **{number: operation.name for number, operation in OPERATIONS.items()},
     pb.OPERATION_OPEN_SESSION: "OpenSession",
     pb.OPERATION_SEGMENTS_DROPPED: "SegmentsDropped",
+    pb.OPERATION_OFFER_DESCRIPTORS: "OfferDescriptors",
 }
 
 # Served before the releases that their client has posted: what they answer is the same, and they answer sooner.
@@ -79,33 +80,33 @@ class Connection:
         self._outbox = Outbox(sock, self._work, lambda: self.close("gone"))
         self._tasks: set[asyncio.Future[None]] = set()
         self._reading = self._closed = self._opening = self._hung_up = False
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-        self.pid, self.uid, _gid = _PEERCRED.unpack(credentials)
+        self.pid, self.uid = peer_credentials(sock)
         self.session: Session | None = None
         self._handshake = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_late)
         self._resume()
+
+    @property
+    def waited_since_s(self) -> float | None:
+        """Since when it has not said who it is (loop time); None: it did."""
+        opened = self.session is not None or self._opening or self._closed
+        return None if opened else self._handshake.when() - HANDSHAKE_TIMEOUT_S
 
     # ---- receiving ----
 
     def _on_readable(self) -> None:
         try:
-            size, ancillary, _flags, _ = self._sock.recvmsg_into(
-                [self._buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
-            )
+            size, fds = received(self._sock, self._buffer)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:
-            size, ancillary = 0, []
-        for _level, _type, data in ancillary:  # clients have no descriptors to send
-            for fd in array.array("i", data[: len(data) - len(data) % 4]):
-                os.close(fd)
         if not size:
+            frames.close_all(fds)
             self.close("closed by the client")
             return
         try:
-            self._backlog.extend(self._reader.feed(memoryview(self._buffer)[:size]))
+            self._backlog.extend(self._reader.feed(memoryview(self._buffer)[:size], fds))
+            self._reader.drop_stray()
         except frames.ProtocolError as error:
-            self.close(f"broke the protocol: {error}")
+            self.close(f"broke the protocol: {error}", Cause.ERROR)
             return
         self._work()
 
@@ -157,6 +158,8 @@ class Connection:
 
     def _serve(self, frame: frames.Frame) -> None:
         started = time.perf_counter()
+        if frame.fds and (self.session is None or frame.operation != pb.OPERATION_OFFER_DESCRIPTORS):
+            frames.close_all(frame.fds)  # nobody asked for them
         try:
             reply = self._dispatch(frame)
             if isinstance(reply, Message):
@@ -177,6 +180,9 @@ class Connection:
             raise FailedPrecondition("a session is open on this connection: one connection has one session")
         if frame.operation == pb.OPERATION_SEGMENTS_DROPPED:
             self._context.store.segments_dropped(session, _parse(pb.SegmentIds, frame).ids)
+            return pb.KeepAliveReply(boot_id=self._context.boot_id)
+        if frame.operation == pb.OPERATION_OFFER_DESCRIPTORS:
+            offer(self._context, session, frame)
             return pb.KeepAliveReply(boot_id=self._context.boot_id)
         if frame.operation == pb.OPERATION_CLOSE_SESSION:
             return pb.CloseSessionReply(boot_id=self._context.boot_id)  # the session ends after the reply
@@ -206,12 +212,14 @@ class Connection:
                 self._expose(reply)
             self._outbox.send(frames.encode(frame.operation, frame.request_id, body, frames.REPLY))
         if frame.operation == pb.OPERATION_CLOSE_SESSION:
-            self.close("closed its session")
+            self.close("closed its session", Cause.CLOSED)
 
     def _reply_error(self, frame: frames.Frame, error: BaseException) -> None:
         code, message = describe(error)
         if not isinstance(error, KVStoredError):
             _log.error("request failed", operation=frame.operation, exc_info=error)
+        caller = self.session.caller if self.session is not None else None
+        acts.refusal(self._context.audit, _NAMES.get(frame.operation, "unknown"), f"uid {self.uid}", error, caller)
         if not self._closed and not frame.flags & frames.ONE_WAY:
             body = pb.Error(code=code, message=message).SerializeToString()
             self._outbox.send(frames.encode(frame.operation, frame.request_id, body, frames.REPLY | frames.ERROR))
@@ -224,24 +232,25 @@ class Connection:
         if self._opening:
             raise FailedPrecondition("OPEN_SESSION is not answered yet: send nothing before")
         request = _parse(pb.OpenSessionRequest, frame)
-        caller = self._context.identity.of_peer(self.uid, self.pid, request.token, request.client_name)
         self._opening = True
-        return self._open(caller, request)
+        return self._open(request)
 
-    async def _open(self, caller: Caller, request: pb.OpenSessionRequest) -> Message:
+    async def _open(self, request: pb.OpenSessionRequest) -> Message:
         try:
+            # From here to the session nothing else runs, so a change of tenants comes before or finds the session.
+            caller = self._context.identity.of_peer(self.uid, self.pid, request.token, request.client_name)
             session, reply = await open_session(self._context, caller, request)
         finally:
             self._opening = False
         if self._closed:
-            self._context.store.end_session(session)
+            self._context.store.end_session(session, Cause.DISCONNECT)
             return reply
         self._handshake.cancel()
         self.session = session
         self._on_opened(self, session)
         if session.staging is not None:
             self._send_segments([(0, session.staging.size_bytes, session.staging.read_write_fd())], staging=True)
-        if session.page is not None:
+        if session.page is not None and not self._closed:  # it may have left while it was sent its staging
             self._send_segments([(0, session.page.size_bytes, session.page.read_write_fd())], session_page=True)
         return reply
 
@@ -261,7 +270,7 @@ class Connection:
         except (OSError, DeviceError) as error:
             # Which of them arrived is not known any more: only a new session can put that right.
             _log.error("cannot hand out descriptors", pid=self.pid, reason=str(error))
-            self.close("could not be sent descriptors")
+            self.close("could not be sent descriptors", Cause.ERROR)
 
     def _send_segments(
         self, segments: Sequence[tuple[int, int, int]], *, staging: bool = False, session_page: bool = False
@@ -279,7 +288,7 @@ class Connection:
 
     # ---- the end ----
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, cause: Cause = Cause.DISCONNECT) -> None:
         """Close the socket, then give back all that the session held. Safe to call twice."""
         if self._closed:
             return
@@ -289,10 +298,11 @@ class Connection:
         self._outbox.close()
         self._sock.close()
         self._reader.close()
-        self._backlog.clear()
+        while self._backlog:
+            frames.close_all(self._backlog.popleft().fds)
         self._on_gone(self)
         if self.session is not None:
-            self._context.store.end_session(self.session)
+            self._context.store.end_session(self.session, cause)
         _log.debug("client left", pid=self.pid, reason=reason)
 
 

@@ -14,12 +14,15 @@ T = TypeVar("T")
 _left_alone: Final[set[asyncio.Future[Any]]] = set()  # the loop itself holds tasks only weakly
 
 
-async def to_its_end(work: Awaitable[T], undo: Callable[[T], object] = lambda result: None) -> T:
-    """The result of `work`. If the caller is cancelled meanwhile, work goes on and `undo` gets its result."""
+async def to_its_end(
+    work: Awaitable[T], undo: Callable[[T], object] = lambda result: None, left: Callable[[], object] = lambda: None
+) -> T:
+    """The result of `work`. If the caller is cancelled, `left` is called, work goes on and `undo` gets its result."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        left()
         leave_alone(task, undo)
         raise
 

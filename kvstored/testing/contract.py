@@ -13,9 +13,15 @@ from kvstored.testing.contract_admin import AdminContract
 from kvstored.testing.contract_blocks import BlockContract
 from kvstored.testing.contract_client import ACME, RIVAL, ROOT, VIEWER
 from kvstored.testing.contract_durability import DurabilityContract
+from kvstored.testing.contract_epochs import EpochContract
 from kvstored.testing.contract_errors import ErrorContract
+from kvstored.testing.contract_expiry import ExpiryContract
+from kvstored.testing.contract_explain import ExplainContract
+from kvstored.testing.contract_hints import HintContract
 from kvstored.testing.contract_movement import MovementContract
+from kvstored.testing.contract_purge import PurgeContract
 from kvstored.testing.contract_sessions import SessionContract
+from kvstored.testing.contract_tenants import TenantContract
 from kvstored.testing.daemon_in_loop import tenant
 
 SETTINGS: Final[dict[str, Any]] = {
@@ -25,6 +31,17 @@ SETTINGS: Final[dict[str, Any]] = {
 
 
 class TransportContract(
-    SessionContract, BlockContract, AdminContract, ErrorContract, MovementContract, DurabilityContract
+    SessionContract,
+    BlockContract,
+    AdminContract,
+    ExplainContract,
+    ErrorContract,
+    MovementContract,
+    DurabilityContract,
+    TenantContract,
+    EpochContract,
+    HintContract,
+    PurgeContract,
+    ExpiryContract,
 ):
     """All of it."""

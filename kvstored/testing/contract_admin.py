@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from google.protobuf.message import Message
 from kvstored_proto.v1 import admin_pb2 as admin
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.outcomes import HIT, THROTTLED
+from kvstored.store.outcomes import HIT, THROTTLED
 from kvstored.testing.contract_client import (
     ACME,
     RIVAL,
@@ -18,7 +20,6 @@ from kvstored.testing.contract_client import (
     get,
     hashes_of,
     open_namespace,
-    packed,
     reserve,
 )
 
@@ -98,38 +99,6 @@ class AdminContract:
             await client.call("ListBlocks", admin.ListBlocksRequest(cursor=cursor))
         assert failed.value.code == 3
 
-    # ---- explain ----
-
-    async def test_explain_tells_where_a_block_is_or_why_it_is_not(self, transport: Transport) -> None:
-        client = await transport.connect()
-        namespace = await open_namespace(client)
-        blocks = chain("a", 4)
-        await client.put(namespace, blocks[:2])
-        await reserve(client, namespace, blocks[2:3])
-        await client.call("Delete", pb.DeleteRequest(namespace_id=namespace, **packed(blocks[1:2])))
-        verdicts = []
-        for hash_ in hashes_of(blocks):
-            answer = await client.call("Explain", admin.ExplainRequest(hash=hash_))
-            assert answer.detail
-            verdicts.append(answer.verdict)
-        assert verdicts == ["hit", "deleted", "pending", "never_stored"]
-
-    async def test_explain_names_the_field_in_which_namespaces_differ(self, transport: Transport) -> None:
-        client = await transport.connect()
-        await client.put(await open_namespace(client), chain("a", 1))
-        opened = await client.call("OpenNamespace", pb.OpenNamespaceRequest(spec=pb.NamespaceSpec(model="other")))
-        request = admin.ExplainRequest(hash=chain("a", 1)[0].hash, namespace_digest=opened.digest)
-        answer = await client.call("Explain", request)
-        assert answer.verdict == "namespace_differs"
-        assert "model is other, there m" in answer.detail
-
-    async def test_explain_tells_nothing_of_another_tenant(self, transport: Transport) -> None:
-        acme, rival = await transport.connect(), await transport.connect(RIVAL)
-        await acme.put(await open_namespace(acme), chain("a", 1))
-        await open_namespace(rival)
-        answer = await rival.call("Explain", admin.ExplainRequest(hash=chain("a", 1)[0].hash))
-        assert (answer.verdict, list(answer.blocks)) == ("never_stored", [])
-
     # ---- for admins ----
 
     async def test_verify_checks_every_block(self, transport: Transport) -> None:
@@ -159,7 +128,9 @@ class AdminContract:
         assert (drained.leases, drained.reservations) == (1, 1)
 
     @pytest.mark.parametrize(
-        "request_", [admin.VerifyRequest(), admin.FlushRequest(), admin.DrainRequest()], ids=lambda r: type(r).__name__
+        "request_",
+        [admin.VerifyRequest(), admin.FlushRequest(), admin.DrainRequest(), admin.WearRequest(), admin.PolicyRequest()],
+        ids=lambda r: type(r).__name__,
     )
     async def test_what_concerns_all_tenants_needs_an_admin(self, transport: Transport, request_: Message) -> None:
         client = await transport.connect()
@@ -167,8 +138,26 @@ class AdminContract:
             await client.call(type(request_).__name__.removesuffix("Request"), request_)
         assert failed.value.code == 7
 
+    async def test_an_admin_changes_the_eviction_policy_of_all_tenants(self, transport: Transport) -> None:
+        client, root = await transport.connect(), await transport.connect(ROOT)
+        namespace = await open_namespace(client)
+        await client.put(namespace, chain("a", 3))
+        before = await root.call("Policy", admin.PolicyRequest())
+        assert before.eviction == before.configured_eviction
+        assert before.settings["mover.high_watermark"] == "0.9"
+        for eviction in ("lfu", before.eviction):
+            changed = await root.call("SetPolicy", admin.SetPolicyRequest(eviction=eviction))
+            assert (changed.eviction, changed.configured_eviction) == (eviction, before.eviction)
+            while (await root.call("Policy", admin.PolicyRequest())).changing:  # noqa: ASYNC110 - asked, not waited for
+                await asyncio.sleep(0.01)
+            assert await client.read(namespace, hashes_of(chain("a", 3))) == [block.data for block in chain("a", 3)]
+        with pytest.raises(CallFailed, match="one of heat, lfu") as failed:
+            await root.call("SetPolicy", admin.SetPolicyRequest(eviction="random"))
+        assert failed.value.code == 3
+
     async def test_there_is_no_flush_without_a_lower_tier(self, transport: Transport) -> None:
         root = await transport.connect(ROOT)
-        with pytest.raises(CallFailed, match=r"nvme\.paths") as failed:
-            await root.call("Flush", admin.FlushRequest())
-        assert failed.value.code == 9
+        for request in (admin.FlushRequest(), admin.WearRequest()):
+            with pytest.raises(CallFailed, match=r"nvme\.paths") as failed:
+                await root.call(type(request).__name__.removesuffix("Request"), request)
+            assert failed.value.code == 9

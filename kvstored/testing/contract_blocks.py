@@ -9,7 +9,7 @@ import pytest
 import xxhash
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.outcomes import HIT, MISS, NO_ROOM, PENDING, RESERVED, THROTTLED
+from kvstored.store.outcomes import HIT, MISS, NO_ROOM, PENDING, RESERVED, THROTTLED
 from kvstored.testing.contract_client import (
     BLOCK_BYTES,
     Client,

@@ -16,7 +16,7 @@ from kvstored_proto import frames
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.keys import slot_bytes
-from kvstored.outcomes import HIT
+from kvstored.store.outcomes import HIT
 
 BLOCK_BYTES: Final = 64 << 10
 HASH_BYTES: Final = 32
@@ -54,7 +54,9 @@ class Client(Protocol):
         """One operation by its method name in the schema. Raises CallFailed."""
         ...
 
-    async def put(self, namespace_id: int, blocks: Sequence[Block], parent: bytes = b"") -> bytes:
+    async def put(
+        self, namespace_id: int, blocks: Sequence[Block], parent: bytes = b"", hints: pb.PutHints | None = None
+    ) -> bytes:
         """Store a chain; one outcome a block. Raises CallFailed."""
         ...
 
@@ -153,6 +155,7 @@ async def reserve(
     parent: bytes = b"",
     wait_ms: int = 0,
     durability: int = 0,
+    hints: pb.PutHints | None = None,
 ) -> pb.ReserveReply:
     """Reserve room for a chain."""
     request = pb.ReserveRequest(
@@ -161,6 +164,7 @@ async def reserve(
         sizes_bytes=[len(b.data) for b in blocks],
         wait_ms=wait_ms,
         durability=cast(pb.Durability, durability),
+        hints=hints,
         **packed(blocks),
     )
     reply: pb.ReserveReply = await client.call("Reserve", request)

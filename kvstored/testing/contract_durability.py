@@ -6,7 +6,7 @@ import pytest
 from kvstored_proto.v1 import admin_pb2 as admin
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.outcomes import HIT, RESERVED, THROTTLED
+from kvstored.store.outcomes import HIT, RESERVED, THROTTLED
 from kvstored.testing.contract_client import (
     ROOT,
     Block,

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from kvstored_proto.v1 import admin_pb2 as admin
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.outcomes import HIT, RESERVED
+from kvstored.store.outcomes import HIT, RESERVED
 from kvstored.testing.contract_client import (
     ROOT,
     CallFailed,
@@ -53,6 +53,8 @@ WITH_HASHES: Final[list[tuple[str, Callable[..., Message]]]] = [
 REFUSED: Final[list[tuple[str, Message, int]]] = [
     ("Lookup", pb.LookupRequest(**ONE), INVALID),
     ("Lookup", pb.LookupRequest(namespace_ids=[1] * 65, **ONE), INVALID),
+    ("Lookup", pb.LookupRequest(namespace_ids=[1], prefill_tokens_per_s=-1.0, **ONE), INVALID),
+    ("Lookup", pb.LookupRequest(namespace_ids=[1], prefill_tokens_per_s=float("nan"), **ONE), INVALID),
     ("Get", pb.GetRequest(**ONE), INVALID),
     ("Get", pb.GetRequest(namespace_ids=[1] * 64, hashes=bytes(8 * 8192), hash_bytes=8), INVALID),
     ("Prefetch", pb.PrefetchRequest(**ONE), INVALID),

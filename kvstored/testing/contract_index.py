@@ -158,6 +158,30 @@ class IndexContract:
         row = row_of(harness)
         assert (row.state, row.sequence, row.live_blocks) == (State.SEALED, 7, 2)
 
+    def test_entries_that_are_unchanged_are_moved(self, harness: IndexHarness) -> None:
+        insert(harness, [1, 2, 3])
+        one, two, three = find(harness, [1, 2, 3])
+        assert one is not None
+        assert two is not None
+        assert three is not None
+        harness.index.remove("t", [key_of(2)])
+        harness.index.remove("t", [key_of(3)])
+        insert(harness, [3], extent=4)  # put anew
+        target = [placed(n, extent=2) for n in (1, 2, 3)]
+        moved = list(zip([one, two, three], target, strict=True))
+        assert harness.index.move("t", moved) == {1: (-BLOCK, -1), 2: (BLOCK, 1)}
+        first, second, third = find(harness, [1, 2, 3])
+        assert first is not None
+        assert (first.location.extent, first.created_s) == (2, one.created_s)
+        assert second is None, "what was deleted stays so"
+        assert third is not None
+        assert third.location.extent == 4
+        assert harness.index.move("t", moved[:1]) == {}
+        assert len(harness.index.headers(2, 1)) == 1
+        assert [(row.extent, row.live_blocks) for row in harness.index.rows()] == [(1, 0), (2, 1), (4, 1)]
+        harness.index.recycle(1, 2, [])
+        assert is_found(harness, [1, 2, 3]) == [True, False, True]
+
     def test_an_extent_that_is_forgotten_has_no_row(self, harness: IndexHarness) -> None:
         insert(harness, [1])
         insert(harness, [2], extent=2)

@@ -41,6 +41,10 @@ class LowerTierHarness(Protocol):
         """AssertionError where the tier's account is wrong."""
         ...
 
+    def holds(self, data: bytes) -> bool:
+        """Whether these bytes lie anywhere in what the tier keeps, dead or alive."""
+        ...
+
 
 class Blocks:
     """Blocks in aligned memory: deterministic bytes by name, and room to load into."""
@@ -101,6 +105,20 @@ class LowerTierContract:
         harness.audit()
         found = await load_all(harness, blocks, "t", list(sizes))
         assert found == {name: content(name, size) for name, size in sizes.items()}
+
+    async def test_what_is_forgotten_is_gone_if_it_is_unchanged(
+        self, harness: LowerTierHarness, blocks: Blocks
+    ) -> None:
+        tier = harness.tier
+        await tier.store("t", [blocks.store(name, 5000) for name in "abc"])
+        a, b, _ = await find(harness, "t", ["a", "b", "c"])
+        assert a is not None
+        assert b is not None
+        await tier.delete("t", DIGEST, [block_hash("b")])
+        await tier.store("t", [blocks.store("b", 5000)])
+        assert await tier.forget(DIGEST, [(block_hash("a"), a), (block_hash("b"), b)]) == (1, slot_bytes(5000))
+        assert [record is not None for record in await find(harness, "t", ["a", "b", "c"])] == [False, True, True]
+        harness.audit()
 
     async def test_a_record_tells_what_was_stored(self, harness: LowerTierHarness, blocks: Blocks) -> None:
         store = blocks.store("a", 5000)
@@ -206,6 +224,47 @@ class LowerTierContract:
         store = Store(DIGEST, block_hash("huge"), b"", blocks.store("a", 1).address, size, bytes(16))
         assert await harness.tier.store("t", [store]) == [False]
         harness.audit()
+
+    async def test_a_wipe_leaves_no_byte_of_what_was_deleted(self, harness: LowerTierHarness, blocks: Blocks) -> None:
+        await harness.tier.store("t", [blocks.store(name, 9000) for name in "abc"])
+        await harness.tier.store("u", [blocks.store("d", 9000, OTHER_DIGEST)])
+        await harness.tier.delete("t", DIGEST, [block_hash(name) for name in "abc"])
+        assert (await harness.tier.wipe(["t"], ignored)).left == []
+        assert not any(harness.holds(content(name, 9000)[:4096]) for name in "abc")
+        assert await load_all(harness, blocks, "u", ["d"], OTHER_DIGEST) == {"d": content("d", 9000)}
+        harness.audit()
+        await harness.restart()
+        assert await find(harness, "t", list("abc")) == [None] * 3
+
+    async def test_a_wipe_spares_what_is_alive(self, harness: LowerTierHarness, blocks: Blocks) -> None:
+        names = [f"{i}" for i in range(12)]
+        await harness.tier.store("t", [blocks.store(name, 9000) for name in names])
+        await harness.tier.delete("t", DIGEST, [block_hash(name) for name in names[::2]])
+        assert (await harness.tier.wipe(["t"], ignored)).left == []
+        assert not any(harness.holds(content(name, 9000)[:4096]) for name in names[::2])
+        assert await load_all(harness, blocks, "t", names) == {name: content(name, 9000) for name in names[1::2]}
+        await harness.tier.store("t", [blocks.store(name, 9000) for name in names[::2]])
+        await harness.restart()
+        assert set(await load_all(harness, blocks, "t", names)) == set(names)
+        harness.audit()
+
+    async def test_a_wipe_finds_what_was_evicted_and_not_yet_written_over(
+        self, harness: LowerTierHarness, blocks: Blocks
+    ) -> None:
+        names = await overflow(harness, blocks, "t")
+        others = [f"other {i}" for i in range(6)]
+        blocks.reset()
+        await harness.tier.store("u", [blocks.store(name, 9000, OTHER_DIGEST) for name in others])
+        await harness.tier.delete("t", DIGEST, [block_hash(name) for name in names])
+        assert (await harness.tier.wipe(["t"], ignored)).left == []
+        assert not any(harness.holds(content(name, 16384)[:4096]) for name in names)
+        kept = await load_all(harness, blocks, "u", others, OTHER_DIGEST)
+        assert kept == {name: content(name, 9000) for name in others}
+        await overflow(harness, blocks, "u", "later")  # what was wiped takes blocks again
+
+
+def ignored(done: int, steps: int, size_bytes: int) -> None:
+    """Progress that nobody looks at."""
 
 
 async def find(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from kvstored_proto.v1 import admin_pb2 as admin
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.outcomes import HIT, MISS, PENDING
+from kvstored.store.outcomes import HIT, MISS, PENDING
 from kvstored.testing.contract_client import (
     BLOCK_BYTES,
     RIVAL,
@@ -133,6 +135,58 @@ class MovementContract:
         await client.read(namespace, hashes_of(blocks[:3]))
         found = await lookup(client, [namespace], blocks)
         assert (found.dram_blocks, found.nvme_blocks, found.pending_blocks) == (3, 5, 0)
+
+    async def test_a_lookup_with_a_prefill_rate_says_whether_loading_pays(self, deep_transport: Transport) -> None:
+        client = await deep_transport.connect()
+        namespace = await open_namespace(client)
+        blocks = await sunk(deep_transport, client, namespace)
+        plain = pb.LookupRequest(namespace_ids=[namespace], **packed(blocks))
+        bare = await client.call("Lookup", plain)
+        assert (bare.load_s, bare.recompute_s, bare.paying_blocks) == (0, 0, 0)
+        for tokens_per_s, paying in ((0.001, 8), (1e15, 0)):
+            asked = pb.LookupRequest(prefill_tokens_per_s=tokens_per_s)
+            asked.MergeFrom(plain)
+            found = await client.call("Lookup", asked)
+            assert (found.prefix_blocks, found.nvme_blocks, found.paying_blocks) == (8, 8, paying)
+            assert found.load_s > 0
+            assert found.recompute_s == pytest.approx(8 * 16 / tokens_per_s)
+
+    async def test_a_lookup_brings_up_what_it_finds_where_it_is_asked_to(self, deep_transport: Transport) -> None:
+        client = await deep_transport.connect()
+        namespace = await open_namespace(client)
+        blocks = await sunk(deep_transport, client, namespace)
+        found = await client.call(
+            "Lookup", pb.LookupRequest(namespace_ids=[namespace], prefetch=True, **packed(blocks))
+        )
+        assert (found.prefix_blocks, found.nvme_blocks, found.queued_blocks) == (8, 8, 8)
+        assert found.prefetch_id
+        assert await client.read(namespace, hashes_of(blocks)) == [b.data for b in blocks]
+        with pytest.raises(CallFailed) as failed:  # it is done, and so forgotten
+            await client.call("CancelPrefetch", pb.CancelPrefetchRequest(prefetch_id=found.prefetch_id))
+        assert failed.value.code == 5
+        assert (await lookup(client, [namespace], blocks)).dram_blocks == 8
+
+    async def test_a_lookups_prefetch_is_cancelled_by_its_name(self, deep_transport: Transport) -> None:
+        client = await deep_transport.connect()
+        namespace = await open_namespace(client)
+        blocks = await sunk(deep_transport, client, namespace)
+        request = pb.LookupRequest(namespace_ids=[namespace], prefetch=True, **packed(blocks))
+        found = await client.call("Lookup", request)
+        with contextlib.suppress(CallFailed):  # it may be done before, and so forgotten
+            done = await client.call("CancelPrefetch", pb.CancelPrefetchRequest(prefetch_id=found.prefetch_id))
+            assert done.done
+            assert done.ready_blocks + done.failed_blocks == 8
+        assert await client.read(namespace, hashes_of(blocks)) == [b.data for b in blocks]
+
+    async def test_what_estimates_go_by_is_shown_to_admins_alone(self, deep_transport: Transport) -> None:
+        client, root = await deep_transport.connect(), await deep_transport.connect(ROOT)
+        namespace = await open_namespace(client)
+        blocks = await sunk(deep_transport, client, namespace)
+        await client.read(namespace, hashes_of(blocks))
+        shown = (await root.call("Status", pb.StatusRequest())).load_costs
+        assert shown.reads > 0
+        assert shown.copy_bytes_per_s > 0
+        assert not (await client.call("Status", pb.StatusRequest())).HasField("load_costs")
 
     async def test_blocks_on_nvme_are_listed_explained_and_verified(self, deep_transport: Transport) -> None:
         client, root = await deep_transport.connect(), await deep_transport.connect(ROOT)

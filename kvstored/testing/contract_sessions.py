@@ -8,7 +8,7 @@ import pytest
 from kvstored_proto import frames
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.outcomes import HIT, MISS, PENDING
+from kvstored.store.outcomes import HIT, MISS, PENDING
 from kvstored.testing.contract_client import (
     ACME,
     RIVAL,
@@ -104,8 +104,9 @@ class SessionContract:
         assert (before["sessions"], before["leases"], before["reservations"]) == (2, 1, 1)
         await client.end()
         staging = root.opened.staging_bytes
-        nothing = {"leases": 0, "leased_bytes": 0, "reservations": 0}
-        assert await held(root) == {"sessions": 1, "staging_bytes": staging, **nothing}
+        nothing = {"leases": 0, "leased_bytes": 0, "reservations": 0, "registrations": 0}
+        found = await held(root)
+        assert found == {"sessions": 1, "staging_bytes": staging, **nothing}, found
 
     # ---- namespaces ----
 

@@ -13,21 +13,22 @@ from kvstored_proto import frames
 from kvstored_proto.v1 import admin_pb2, admin_pb2_grpc, kvstored_pb2_grpc
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
+from kvstored.catalog.leases import Session
 from kvstored.device import memory
 from kvstored.errors import KVStoredError
-from kvstored.leases import Session
-from kvstored.outcomes import RESERVED
 from kvstored.rpc.context import Context
 from kvstored.rpc.errors import describe
 from kvstored.rpc.inline import CHUNK_BYTES_MAX
 from kvstored.rpc.opening import open_session
 from kvstored.rpc.operations import OPERATIONS, number_of
 from kvstored.rpc.remote_sessions import SESSION_METADATA
+from kvstored.store.outcomes import RESERVED
 from kvstored.testing.contract_client import Block, CallFailed, commit, get, release, reserve, unpack
 from kvstored.testing.daemon_in_loop import token_of
 from kvstored.testing.frames_client import FramesClient
 
 WAIT_MS: Final = 5000
+UNAUTHENTICATED: Final = 16
 
 
 def opening_request(tenant: str, **opening: Any) -> pb.OpenSessionRequest:
@@ -58,9 +59,11 @@ class SharedMemoryClient:
         """See `Client`."""
         raise NotImplementedError
 
-    async def put(self, namespace_id: int, blocks: Sequence[Block], parent: bytes = b"") -> bytes:
+    async def put(
+        self, namespace_id: int, blocks: Sequence[Block], parent: bytes = b"", hints: pb.PutHints | None = None
+    ) -> bytes:
         """See `Client`; one block is in staging at a time."""
-        reserved = await reserve(self, namespace_id, blocks, parent, WAIT_MS)
+        reserved = await reserve(self, namespace_id, blocks, parent, WAIT_MS, hints=hints)
         outcomes = bytearray(reserved.outcomes)
         for index, outcome in enumerate(reserved.outcomes):
             if outcome == RESERVED:
@@ -209,9 +212,11 @@ class GrpcClient:
         assert message.boot_id == self.opened.boot_id
         return message
 
-    async def put(self, namespace_id: int, blocks: Sequence[Block], parent: bytes = b"") -> bytes:
+    async def put(
+        self, namespace_id: int, blocks: Sequence[Block], parent: bytes = b"", hints: pb.PutHints | None = None
+    ) -> bytes:
         """See `Client`."""
-        reply = await self._run("PutInline", inline_requests(namespace_id, blocks, parent))
+        reply = await self._run("PutInline", inline_requests(namespace_id, blocks, parent, hints))
         assert reply.boot_id == self.opened.boot_id
         outcomes: bytes = reply.outcomes
         return outcomes
@@ -247,14 +252,22 @@ class GrpcClient:
         """See `Client`."""
         if not self._ended:
             self._ended = True
-            await self._run("CloseSession", pb.CloseSessionRequest())
+            try:
+                await self._run("CloseSession", pb.CloseSessionRequest())
+            except CallFailed as error:
+                if error.code != UNAUTHENTICATED:  # the daemon has ended it
+                    raise
             await self._channel.close()
 
 
-def inline_requests(namespace_id: int, blocks: Sequence[Block], parent: bytes = b"") -> Iterator[pb.PutInlineRequest]:
+def inline_requests(
+    namespace_id: int, blocks: Sequence[Block], parent: bytes = b"", hints: pb.PutHints | None = None
+) -> Iterator[pb.PutInlineRequest]:
     """The messages that put a chain."""
     for hash_, data in blocks:
-        header = pb.PutInlineHeader(namespace_id=namespace_id, hash=hash_, parent=parent, size_bytes=len(data))
+        header = pb.PutInlineHeader(
+            namespace_id=namespace_id, hash=hash_, parent=parent, size_bytes=len(data), hints=hints
+        )
         yield pb.PutInlineRequest(header=header)
         for start in range(0, len(data), CHUNK_BYTES_MAX):
             yield pb.PutInlineRequest(chunk=data[start : start + CHUNK_BYTES_MAX])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from kvstored.config import Config
-from kvstored.daemon import Daemon
+from kvstored.config.config import Config
+from kvstored.daemon.daemon import Daemon
 
 MIB = 1 << 20
 POLL_S = 0.01
@@ -30,7 +29,11 @@ def token_of(name: str) -> str:
 def config_in(directory: Path, settings: Mapping[str, Any], *, nvme: bool = False) -> Config:
     """A small daemon's configuration, all of its files in one directory; `settings` are sections."""
     own: dict[str, dict[str, Any]] = {
-        "server": {"session_socket": directory / "session.sock", "grpc_socket": directory / "grpc.sock"},
+        "server": {
+            "session_socket": directory / "session.sock",
+            "grpc_socket": directory / "grpc.sock",
+            "state_dir": directory / "state",
+        },
         "dram": {"capacity_bytes": 8 * MIB, "segment_bytes": MIB, "huge_pages": "never", "lock": "never"},
         "limits": {"staging_bytes_per_session": 4 * MIB},
         "metrics": {"enabled": False},
@@ -46,14 +49,12 @@ def config_in(directory: Path, settings: Mapping[str, Any], *, nvme: bool = Fals
 async def serving(
     directory: Path, settings: Mapping[str, Any] | None = None, *, nvme: bool = False
 ) -> AsyncIterator[Daemon]:
-    """A daemon that serves until the end of the block. Signals go where they went before."""
+    """A daemon that serves until the end of the block."""
     if nvme:
         (directory / "nvme").mkdir(exist_ok=True)
     daemon = Daemon(config_in(directory, settings or {}, nvme=nvme))
     try:
         await daemon.start()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().remove_signal_handler(number)
         yield daemon
     finally:
         await daemon.stop(flush=False)
@@ -62,12 +63,13 @@ async def serving(
 def check_nothing_held(daemon: Daemon) -> None:
     """AssertionError where sessions hold anything, or, without a lower tier to move blocks, anything is held at all."""
     parts = daemon.context.store.parts
-    assert set(daemon.context.store.held().values()) == {0}
+    assert set(daemon.context.store.held().values()) == {0}, daemon.context.store.held()
     parts.dram.audit()
     if parts.below is None:
-        spaces = parts.catalog.spaces.values()
+        spaces = [*parts.catalog.spaces.values(), *parts.catalog.retired]
         assert not any(entry.holds for space in spaces for entry in space.entries.values())
-        assert parts.dram.usage().used_bytes == sum(space.used_bytes for space in spaces)
+        used, stored = parts.dram.usage().used_bytes, sum(space.used_bytes for space in spaces)
+        assert used == stored, f"{used} bytes of slots for {stored} bytes of blocks"
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:

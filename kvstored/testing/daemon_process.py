@@ -181,6 +181,14 @@ class DaemonProcess:
         """Bytes it has caused to be written to storage so far."""
         return process_figures.written_bytes(self.pid)
 
+    def private_bytes(self) -> int:
+        """Its resident memory without tier, staging and session pages."""
+        return process_figures.private_bytes(self.pid)
+
+    def shared_bytes(self) -> int:
+        """Tier, staging and session pages, as far as they are resident."""
+        return process_figures.shared_bytes(self.pid)
+
     def descriptors(self) -> list[str]:
         """What each open descriptor points to."""
         return process_figures.descriptors(self.pid)
@@ -196,6 +204,7 @@ class DaemonProcess:
         own = {
             "server.session_socket": str(self.session_socket),
             "server.grpc_socket": str(self.grpc_socket),
+            "server.state_dir": str(self.directory / "state"),
             "metrics.enabled": "false",
             "nvme.paths": json.dumps([str(self.nvme_path)] if nvme else []),
         }

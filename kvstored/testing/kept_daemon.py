@@ -35,6 +35,7 @@ class KeptDaemon(DaemonProcess):
 
     descriptors_max = 1100
     source: Path | None = None
+    left_out_of_others: frozenset[str] = frozenset({"server.state_dir"})  # settings that the other version refuses
 
     def _spawn(self) -> None:
         assert self._process is None, "already started"
@@ -42,6 +43,8 @@ class KeptDaemon(DaemonProcess):
         held = keeper.held()
         command = [sys.executable, "-c", _SHIM, "-m", "kvstored", "serve"]
         for key, value in self._settings.items():
+            if self.source is not None and key in self.left_out_of_others:
+                continue
             command += ["--set", f"{key}={value}"]
         environ = {
             **os.environ,

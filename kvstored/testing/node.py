@@ -7,31 +7,34 @@ import ctypes
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.catalog import Catalog, Space
+from kvstored.catalog.catalog import Catalog, Space
+from kvstored.catalog.history import History
+from kvstored.catalog.leases import Caller, Session, Sessions
+from kvstored.catalog.room import Room
+from kvstored.config.tenants import Tenant
 from kvstored.device.keeper import Keeper
-from kvstored.history import History
-from kvstored.leases import Caller, Session, Sessions
-from kvstored.mover import Mover
-from kvstored.parts import Below, Limits, Parts, TenantStats
-from kvstored.policy.admission import AdmitAll
-from kvstored.policy.orders import make_order
-from kvstored.policy.quota import Quota
+from kvstored.mover.gate import Gate
+from kvstored.mover.mover import Mover
+from kvstored.mover.promoter import Promoter
+from kvstored.mover.revival import Revival
+from kvstored.policy.forecast import Forecast
+from kvstored.policy.orders import OrderSettings
+from kvstored.policy.quota import Allotments, Quota
 from kvstored.policy.watermarks import Watermarks
-from kvstored.promoter import Promoter
-from kvstored.quarantine import UNSEEN_S
-from kvstored.reads import Held
-from kvstored.revival import Revival
-from kvstored.room import Room
-from kvstored.store import Store
+from kvstored.store.answers import Held
+from kvstored.store.parts import Below, Limits, Parts, TenantStats
+from kvstored.store.quarantine import UNSEEN_S
+from kvstored.store.store import Store
+from kvstored.store.writes import Reserved
+from kvstored.tenancy.tenants import Tenants
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.tiers.dram import DramConfig, DramTier
+from kvstored.tiers.epochs import Epochs
 from kvstored.tiers.staging import StagingPool
-from kvstored.writes import Reserved
 
 BLOCK_BYTES = 4096
 STAGING_BYTES = 1 << 20
@@ -67,14 +70,20 @@ class Node:
         queue_blocks: int = 4096,
         deadline_s: float = 0.0,
         keeper: Keeper | None = None,
-        eviction: str = "lru",
+        eviction: str | OrderSettings = "lru",
+        gate: Gate | None = None,
+        forecast: Forecast | None = None,
+        tenants: Sequence[Tenant] = (),
+        predicts: bool = False,
     ) -> None:
         self.clock = ManualClock()
+        self.order_settings = eviction if isinstance(eviction, OrderSettings) else OrderSettings(eviction)
         self.lower = below
         self.counters: Counter[str] = Counter()
-        catalog, history = Catalog(partial(make_order, eviction)), History()
+        self._gate, self._forecast = gate or Gate(), forecast
+        catalog, history = Catalog(self.order_settings), History(self.clock, 1024, 128)
         dram = DramTier(DramConfig(blocks * BLOCK_BYTES, segment_blocks * BLOCK_BYTES, "never", "never"), keeper)
-        room = Room(catalog, dram, self.clock, history, self.counters, quotas or {})
+        room = Room(catalog, dram, self.clock, history, self.counters, Allotments(blocks * BLOCK_BYTES, quotas))
         self._copiers = ThreadPoolExecutor(2)
         self.parts = Parts(
             catalog=catalog,
@@ -91,6 +100,9 @@ class Node:
             copy_threads=2,
             stats=defaultdict(TenantStats),
             revival=Revival(catalog, room, dram, self.clock, self.counters, history, self._copiers, 2, below),
+            tenants=Tenants(tenants),
+            epochs=Epochs(),
+            predicts=predicts,
         )
         self.store = Store(self.parts)
         self._mover: asyncio.Task[None] | None = None
@@ -108,7 +120,11 @@ class Node:
         if tier is None:
             return None
         clock, counters = self.clock, self.counters
-        mover = Mover(catalog, room, dram, tier, clock, counters, watermarks, AdmitAll(), deadline_s=deadline_s)
+        mover = Mover(
+            *(catalog, room, dram, tier, clock, counters, watermarks, self._gate),
+            forecast=self._forecast,
+            deadline_s=deadline_s,
+        )
         promoter = Promoter(
             *(catalog, room, dram, tier, clock, counters),
             queue_blocks=queue_blocks,
@@ -119,6 +135,7 @@ class Node:
 
     async def __aenter__(self) -> Node:
         await self.parts.dram.open()
+        self.store.bumps.enter()
         await self.parts.revival.enter()
         self.store.quarantine.enter()
         self.parts.sessions.begin_ids(self.parts.dram.boot)
@@ -129,6 +146,7 @@ class Node:
     async def __aexit__(self, *_: object) -> None:
         for session in list(self.parts.sessions):
             self.store.end_session(session)
+        await self.store.predictions.stop()
         if self._mover is not None:
             self._mover.cancel()
             await asyncio.wait([self._mover])
@@ -186,6 +204,15 @@ class Node:
             await self.commit(session, reserved, hashes)
         return bytes(reserved.outcomes)
 
+    async def put_below(self, session: Session, space: Space, hashes: Sequence[bytes]) -> None:
+        """Store blocks and make them leave DRAM, which holds nothing else of the space."""
+        assert self.parts.below is not None, "made with a lower tier"
+        await self.put(session, space, hashes, wait_s=5)
+        await self.parts.below.mover.flush(5)
+        await self.settle()
+        self.parts.room.evict([entry for entry in list(space.entries.values()) if not entry.holds], "test")
+        assert not space.entries, "all of them are below"
+
     async def get(self, session: Session, space: Space, hashes: Sequence[bytes], wait_s: float = 0.0) -> Held:
         """Lease the leading blocks; checks that their bytes are right."""
         getting = self.store.reads.get(session, [space], hashes, wait_s)
@@ -213,7 +240,8 @@ class Node:
             return
         assert not any(self.store.held().values()), self.store.held()
         assert not self.store.quarantine.leases, "held for nobody"
-        entries = [entry for space in self.parts.catalog.spaces.values() for entry in space.entries.values()]
+        spaces = (*self.parts.catalog.spaces.values(), *self.parts.catalog.retired)
+        entries = [entry for space in spaces for entry in space.entries.values()]
         assert not any(entry.holds for entry in entries), "held by nobody"
         assert usage.blocks == len(entries), f"{usage.blocks} slots for {len(entries)} blocks"
         if self.lower is not None:

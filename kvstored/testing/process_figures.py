@@ -1,4 +1,4 @@
-"""What a process costs, from /proc: CPU seconds, bytes written, open descriptors."""
+"""What a process costs, from /proc: CPU seconds, memory, bytes written, open descriptors."""
 
 from __future__ import annotations
 
@@ -23,6 +23,24 @@ def written_bytes(pid: int) -> int:
         if name == "write_bytes":
             return int(value)
     raise OSError(f"/proc/{pid}/io has no write_bytes")
+
+
+def private_bytes(pid: int) -> int:
+    """Resident memory of a process without what it shares (memfds: the tier, staging, session pages)."""
+    return _memory_bytes(pid, "RssAnon") + _memory_bytes(pid, "RssFile")
+
+
+def shared_bytes(pid: int) -> int:
+    """Resident shared memory of a process: memfds that it has mapped, as far as they were touched."""
+    return _memory_bytes(pid, "RssShmem")
+
+
+def _memory_bytes(pid: int, name: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) * 1024
+    raise OSError(f"/proc/{pid}/status has no {name}")
 
 
 def descriptors(pid: int) -> list[str]:

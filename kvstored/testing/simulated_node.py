@@ -1,6 +1,6 @@
 """One boot of a node on a virtual loop: the real store and all below it, on simulated devices.
 
-Wired as `kvstored.daemon` does it. What outlives a boot is the device's, and whatever a keeper keeps.
+Wired as `kvstored.daemon.daemon` does it. What outlives a boot is the device's, and whatever a keeper keeps.
 """
 
 from __future__ import annotations
@@ -14,32 +14,39 @@ from typing import Final
 
 import msgspec
 
-from kvstored.catalog import Catalog
+from kvstored.catalog.catalog import Catalog
+from kvstored.catalog.history import RECYCLED, History, Reason
+from kvstored.catalog.leases import Sessions
+from kvstored.catalog.room import Room
+from kvstored.daemon.warm_restart import WarmRestart
 from kvstored.device.keeper import Keeper, NoKeeper
-from kvstored.history import Gone, History
-from kvstored.leases import Sessions
-from kvstored.mover import Mover
-from kvstored.parts import Below, Limits, Parts, TenantStats
-from kvstored.policy.admission import AdmitAll
+from kvstored.mover.gate import Gate
+from kvstored.mover.mover import Mover
+from kvstored.mover.promoter import Promoter
+from kvstored.mover.revival import Revival
+from kvstored.policy.admission import make_admission
+from kvstored.policy.forecast import Forecast
 from kvstored.policy.orders import make_order
-from kvstored.policy.quota import Quota
+from kvstored.policy.quota import Allotments, Quota
 from kvstored.policy.watermarks import Watermarks
-from kvstored.promoter import Promoter
-from kvstored.revival import Revival
-from kvstored.room import Room
-from kvstored.store import Store
+from kvstored.store.parts import Below, Limits, Parts, TenantStats
+from kvstored.store.removal import gone_below
+from kvstored.store.store import Store
+from kvstored.tenancy.tenants import Tenants
 from kvstored.testing.simulated_device import SimulatedDevice
 from kvstored.testing.simulated_index import SimulatedIndex
 from kvstored.testing.virtual import VirtualClock, VirtualLoop
 from kvstored.tiers.base import LowerTier
 from kvstored.tiers.dram import DramConfig, DramTier
+from kvstored.tiers.epochs import Epochs
 from kvstored.tiers.nvme import NvmeConfig, NvmeTier
 from kvstored.tiers.opening import MakeIndex
 from kvstored.tiers.staging import StagingPool
-from kvstored.warm_restart import WarmRestart
 
 HISTORY_BLOCKS: Final = 256
 COPY_THREADS: Final = 2
+MASTER_KEY: Final = b"the master key of the simulation"
+UNLOCK_EVERY_S: Final = 1.0
 
 
 class NodeConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -51,10 +58,15 @@ class NodeConfig(msgspec.Struct, kw_only=True, frozen=True):
     staging_bytes: int
     sessions: int
     eviction: str = "lru"
-    quotas: Mapping[str, Quota] = {}
+    admission: str = "admit_all"
+    quotas: Mapping[str, Quota] = {}  # of DRAM
+    nvme_quotas: Mapping[str, Quota] = {}
     watermarks: Watermarks = Watermarks()
     queue_blocks: int = 64
     inflight_bytes: int = 64 << 10
+    speculative_bytes: int = 64 << 10  # of prefetches, of these
+    predicts: bool = False
+    encrypted: Mapping[str, str] = {}  # tenant -> algorithm
 
 
 class SimulatedNode:
@@ -75,18 +87,23 @@ class SimulatedNode:
         self.clock = VirtualClock(loop)
         self.counters: Counter[str] = Counter()
         self._catalog = Catalog(partial(make_order, config.eviction))
-        self._history = History(HISTORY_BLOCKS)
+        self._history = History(self.clock, HISTORY_BLOCKS, HISTORY_BLOCKS)
         self.dram = DramTier(config.dram, keeper or NoKeeper())
+        epochs = Epochs()
         self.nvme = NvmeTier(
             config.nvme,
             device,
             self.clock,
             self._evicted,
             on_dropped=self._evicted,
+            allotment=Allotments(len(config.nvme.paths) * config.nvme.capacity_bytes, config.nvme_quotas),
             make_pool=loop.pool,
+            epochs=epochs,
+            on_expired=self._evicted,
             make_index=make_index or (lambda path, volume, size: _index(device, path, volume, size)),
         )
-        self._room = Room(self._catalog, self.dram, self.clock, self._history, self.counters, config.quotas)
+        allotments = Allotments(config.dram.capacity_bytes, config.quotas)
+        self._room = Room(self._catalog, self.dram, self.clock, self._history, self.counters, allotments)
         self.below = self._wire_below(observe(self.nvme))
         copiers = loop.pool(COPY_THREADS)
         revival = Revival(
@@ -108,48 +125,68 @@ class SimulatedNode:
             copy_threads=COPY_THREADS,
             stats=defaultdict(TenantStats),
             revival=revival,
+            tenants=Tenants(),
+            epochs=epochs,
+            predicts=config.predicts,
         )
         self.store = Store(self.parts)
         self._warm = WarmRestart(self.store)
         self.mover_task: asyncio.Task[None] | None = None
+        self._unlocking: asyncio.Task[None] | None = None
+        for tenant, algorithm in config.encrypted.items():
+            self.nvme.keys.configure(tenant, algorithm)
 
     def _wire_below(self, tier: LowerTier) -> Below:
         config = self.config
         common = (self._catalog, self._room, self.dram, tier, self.clock, self.counters)
         deadline_s = config.nvme.io_deadline_s
-        mover = Mover(*common, config.watermarks, AdmitAll(), deadline_s=deadline_s)
+        gate = Gate(make_admission(config.admission), name=config.admission)
+        mover = Mover(*common, config.watermarks, gate, forecast=Forecast(), deadline_s=deadline_s)
         promoter = Promoter(
-            *common, queue_blocks=config.queue_blocks, inflight_bytes=config.inflight_bytes, deadline_s=deadline_s
+            *common,
+            queue_blocks=config.queue_blocks,
+            inflight_bytes=config.inflight_bytes,
+            speculative_bytes=config.speculative_bytes,
+            deadline_s=deadline_s,
         )
         return Below(tier, mover, promoter)
 
     def _evicted(self, _tenant: str, digest: bytes, hashes: list[bytes]) -> None:
-        self._loop.call_soon(self._note_evicted, digest, hashes)
-
-    def _note_evicted(self, digest: bytes, hashes: list[bytes]) -> None:
-        space = self._catalog.spaces.get(digest)
-        for hash_ in hashes:
-            entry = space.entries.get(hash_) if space is not None else None
-            if entry is not None:
-                entry.below = False
-        self._history.note(digest, hashes, Gone("evicted", "its extent was recycled", self.clock.wall()))
+        self._loop.call_soon(gone_below, self._catalog, self._history, digest, hashes, Reason.EVICTED, RECYCLED)
 
     async def start(self) -> None:
         """Open the tiers; when this returns, it serves."""
         await self.dram.open()
         await self._warm.enter()
         await self.below.tier.open()
+        await self.unlock()
+        self._unlocking = asyncio.create_task(self._unlock_late())
         for namespace in self.below.tier.namespaces():
             self._catalog.space(namespace)
         self.mover_task = asyncio.create_task(self.below.mover.run())
         self._warm.start()
+
+    async def unlock(self) -> None:
+        """Give the tier the master keys that it waits for; a real daemon reads them (`encryption.key_keeper`)."""
+        for tenant in sorted(self.nvme.keys.waiting() & self.config.encrypted.keys()):
+            await self.nvme.keys.unlock(tenant, [MASTER_KEY])
+
+    async def _unlock_late(self) -> None:
+        """Paths that come back while it serves may not have had their keys."""
+        while True:
+            await asyncio.sleep(UNLOCK_EVERY_S)
+            await self.unlock()
 
     async def stop(self, *, flush_s: float = 30.0) -> None:
         """As the daemon stops: no new puts, no sessions, a flush, the tiers."""
         self.store.drains.begin()
         for session in list(self.parts.sessions):
             self.store.end_session(session)
+        await self.store.predictions.stop()
         await self._warm.stop()
+        if self._unlocking is not None:
+            self._unlocking.cancel()
+            await asyncio.wait([self._unlocking])
         if self.mover_task is not None:
             self.mover_task.cancel()
             await asyncio.wait([self.mover_task])

@@ -5,7 +5,7 @@ time jumps to the next timer; calls for threads run on the loop's own thread, at
 seed, one at a time. So the same seed gives the same order of everything, and an hour takes seconds.
 
 A wait for something that can never come is found at once: nothing is ready, no timer is set, and the
-loop raises `NothingToDo`.
+loop raises `NothingToDo`; what goes round and round at one moment is found, too (`GoesRound`).
 
 (Virtual, but left to the machine: addresses of objects. A set of objects that are hashed by identity has an
 order of its own in every process; what depends on it is not repeated.)
@@ -23,6 +23,7 @@ from typing import Any, Final
 
 START_S: Final = 1000.0
 WALL_START_S: Final = 1.7e9
+TURNS_MAX: Final = 100_000  # of the loop at one moment
 EARLY_SHARE: Final = 0.3  # of the calls do their work well before anybody learns of it
 
 
@@ -34,17 +35,25 @@ class NothingToDo(RuntimeError):
     """Everything waits and nothing will ever come: a deadlock."""
 
 
+class GoesRound(RuntimeError):
+    """So much happens at one moment that it will hardly end: in real time the loop would be kept busy."""
+
+
 class _Jumps(selectors.SelectSelector):
     """Turns a wait into a jump of the loop's time. There are no files: nothing is ever ready."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
         self._loop = loop
+        self._turns = 0  # since time passed
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Nothing, after `timeout` seconds of virtual time."""
         if timeout is None:
             raise NothingToDo("nothing is ready, no timer is set: what runs waits for what never comes")
+        self._turns = 0 if timeout > 0 else self._turns + 1
+        if self._turns > TURNS_MAX:
+            raise GoesRound(f"{TURNS_MAX} turns of the loop, and no time has passed")
         self._loop.advance(timeout)
         return []
 

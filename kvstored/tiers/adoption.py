@@ -148,6 +148,7 @@ class Adopter:
         if slots and self._tenants is not None and segment.records.tenant not in self._tenants:
             found, _ = segment.records.scan()
             self._adoption.dropped["tenant_unknown"] += len(found)
+            segment.punch()  # clients that have it mapped would keep its bytes alive, though they are purged
             raise CorruptData("its tenant is not configured any more")
 
     def _read(self, segment: Segment) -> None:

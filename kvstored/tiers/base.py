@@ -1,19 +1,19 @@
 """What the tiers have in common: the words the store and the mover use to talk to them.
 
-A tier owns bytes and their accounting. It knows keys only as opaque parts of a record, keeps
-no policy, and calls nothing above it.
-"""
+A tier owns bytes and their account. It knows keys only as opaque parts of a record, and calls nothing above it."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from kvstored.keys import Namespace
+from kvstored.lifetime import Expiry
+from kvstored.tiers.path_wear import PathWear
 
 
 class Health(enum.StrEnum):
@@ -87,6 +87,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     content_hash: bytes
     parent: bytes
     created_s: float
+    seal: bytes = b""  # how its bytes are encrypted; empty: they are not
+    expiry: Expiry | None = None  # None: it does not end
 
 
 class Store(msgspec.Struct, frozen=True, gc=False):
@@ -98,6 +100,7 @@ class Store(msgspec.Struct, frozen=True, gc=False):
     address: int
     size_bytes: int
     content_hash: bytes
+    expiry: Expiry | None = None
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
@@ -107,11 +110,81 @@ class Load(msgspec.Struct, frozen=True, gc=False):
     hash: bytes
     record: Record
     address: int
+    used: bool = True  # somebody wants it; not only a check
+
+
+class Wiped(msgspec.Struct):
+    """What was made zeros, and what could not be and why (a line each)."""
+
+    size_bytes: int = 0
+    left: list[str] = []
+
+
+Told: TypeAlias = Callable[[int, int, int], None]
+"""Told how far long work is: steps done, steps in all, bytes."""
+
+
+class Allotment(Protocol):
+    """What each tenant may use of a tier; `kvstored.policy.quota.Allotments` is one, its words are explained there."""
+
+    def room(self, tenant: str, used_bytes: int, wanted_bytes: int) -> int:
+        """How many of the wanted bytes it may take."""
+        ...
+
+    def excess(self, tenant: str, used_bytes: int) -> int:
+        """Bytes over its limit."""
+        ...
+
+    def spare(self, tenant: str, used_bytes: int) -> int:
+        """Bytes over its guarantee."""
+        ...
+
+    def guaranteed(self, tenant: str) -> int:
+        """Its guarantee in bytes."""
+        ...
+
+    def entitled(self, tenant: str, used_bytes: int, wanted_bytes: int) -> bool:
+        """Whether so much more is within its guarantee."""
+        ...
+
+    def losers(self, asker: str, used_bytes: Mapping[str, int], wanted_bytes: int) -> Sequence[tuple[str, int]]:
+        """Who has to make room for it, and how many bytes at most."""
+        ...
+
+
+class NoAllotment:
+    """An `Allotment` without limits, guarantees and shares: the oldest goes first, whoever has it."""
+
+    def room(self, tenant: str, used_bytes: int, wanted_bytes: int) -> int:
+        """See `Allotment`."""
+        return wanted_bytes
+
+    def excess(self, tenant: str, used_bytes: int) -> int:
+        """See `Allotment`."""
+        return 0
+
+    def spare(self, tenant: str, used_bytes: int) -> int:
+        """See `Allotment`."""
+        return used_bytes
+
+    def guaranteed(self, tenant: str) -> int:
+        """See `Allotment`."""
+        return 0
+
+    def entitled(self, tenant: str, used_bytes: int, wanted_bytes: int) -> bool:
+        """See `Allotment`."""
+        return False
+
+    def losers(self, asker: str, used_bytes: Mapping[str, int], wanted_bytes: int) -> Sequence[tuple[str, int]]:
+        """See `Allotment`."""
+        return ()
 
 
 class LowerTier(Protocol):
     """A tier below DRAM. Each call takes a batch and awaits once; results, not exceptions."""
 
+    barred: set[str]
+    """Tenants of whom nothing may be written at present: their blocks are to be encrypted, and the key is not there."""
     stuck: bool
     """After `close`: a thread has not come back from its device and may still be at memory that it was given."""
 
@@ -124,10 +197,7 @@ class LowerTier(Protocol):
         ...
 
     async def find(self, tenant: str, digest: bytes, hashes: Sequence[bytes], *, prefix: bool) -> list[Record | None]:
-        """Index entries, one per hash. With `prefix` the list ends before the first miss.
-
-        The extents of the records found are pinned (not recycled) until `unpin`.
-        """
+        """Index entries, one per hash; with `prefix` up to the first miss. Their extents are pinned until `unpin`."""
         ...
 
     def unpin(self, records: Sequence[Record]) -> None:
@@ -137,22 +207,35 @@ class LowerTier(Protocol):
     async def load(self, loads: Sequence[Load]) -> list[bool]:
         """Read blocks straight to their addresses and check their content hash.
 
-        False: not readable or not what was written; such a record is dropped and counted.
-        Cancelling the caller does not stop the copy: await returns only when no thread writes
-        to any address any more.
+        False: not readable or not what was written; such a record is dropped and counted. Cancelling the caller does
+        not stop the copy: await returns only when no thread writes to any address any more.
         """
         ...
 
     async def store(self, tenant: str, stores: Sequence[Store]) -> list[bool]:
         """Write blocks, make them durable and findable. False: not stored (no room, device error).
 
-        Returns only when no thread reads from any address any more. A block that is there
-        already is not written again.
+        Returns only when no thread reads from any address any more. What is there already is not written again.
         """
         ...
 
     async def delete(self, tenant: str, digest: bytes, hashes: Sequence[bytes]) -> int:
         """Remove index entries; returns how many there were."""
+        ...
+
+    async def forget(self, digest: bytes, entries: Sequence[tuple[bytes, Record]]) -> tuple[int, int]:
+        """Remove entries (hash, record), if unchanged, that no reader can reach any more: blocks and bytes.
+
+        An index that is made anew may have them again. Those of a path that is off are passed over; DeviceError.
+        """
+        ...
+
+    async def wipe(self, tenants: Collection[str], told: Told, *, erased: Collection[str] = ()) -> Wiped:
+        """Make zeros of every byte that no record of these tenants keeps alive, also where it lies in free room.
+
+        `erased`: those whose data keys were destroyed. What never held other than encrypted bytes is left then.
+        What is alive, and all that other tenants stored, stays as it is. Goes on with the rest where a part fails.
+        """
         ...
 
     async def list_records(
@@ -169,6 +252,18 @@ class LowerTier(Protocol):
         """Keep a namespace across restarts."""
         ...
 
+    async def forget_namespaces(self, tenant: str) -> None:
+        """Keep none of a tenant's any longer: nothing of it is stored. Raises DeviceError where a path cannot now."""
+        ...
+
+    def limit_ages(self, max_age_of: Callable[[str], float], now_s: Callable[[], float]) -> None:
+        """How old a tenant's blocks may become, in s (0: no limit), and by which clock. What has ended is not found."""
+        ...
+
+    async def remember_epochs(self) -> None:
+        """Write down which epochs are wanted (`Epochs.wanted`), durably. Raises DeviceError where that is in doubt."""
+        ...
+
     def namespaces(self) -> list[Namespace]:
         """Those that were kept."""
         ...
@@ -179,6 +274,10 @@ class LowerTier(Protocol):
 
     def tenant_usage(self) -> Mapping[str, tuple[int, int]]:
         """Per tenant: bytes used and blocks."""
+        ...
+
+    async def trim(self, tenant: str) -> bool:
+        """Drop some of the oldest blocks of a tenant that is over its limit; whether it did."""
         ...
 
     @property
@@ -192,6 +291,14 @@ class LowerTier(Protocol):
 
     def paths(self) -> Sequence[PathStatus]:
         """For status: each path, if it has any."""
+        ...
+
+    def wear(self) -> Sequence[PathWear]:
+        """What was written to each path that was open once."""
+        ...
+
+    def write_budget(self) -> tuple[int, int] | None:
+        """Bytes left today of the paths that take blocks (negative: overdrawn), and of a whole day; None: no limit."""
         ...
 
     def counters(self) -> dict[str, int]:

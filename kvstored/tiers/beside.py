@@ -31,6 +31,11 @@ class Beside:
         """Keep a namespace, durably."""
         self._names.write(namespace)
 
+    def forget(self, digests: Iterable[bytes]) -> None:
+        """Keep namespaces no longer."""
+        for digest in digests:
+            self._names.remove(digest)
+
     def deleted(self, tombstones: Sequence[Tombstone]) -> None:
         """Keep, durably, that blocks were deleted."""
         self._tombstones.add(tombstones)

@@ -157,7 +157,7 @@ def _no_deleted_block(source: Source, txn: Any, records: Any) -> None:
     tombstones, _, _ = read_tombstones(FileDevice(), source.tombstones)
     for tombstone in tombstones:
         value = txn.get(tombstone.key, db=records)
-        if value is not None and lies_at(value, *tombstone[1:]):
+        if value is not None and not tombstone.moved and lies_at(value, *tombstone[1:4]):
             raise CorruptData("a block that was deleted is in the index")
 
 

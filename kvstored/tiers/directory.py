@@ -12,7 +12,7 @@ from kvstored.device.file import ALIGN_BYTES, FileDevice, NoSpace
 from kvstored.device.handles import OpenFiles
 from kvstored.errors import ConfigError, CorruptData, DeviceError
 from kvstored.tiers.evictions import Evictions
-from kvstored.tiers.formats import FORMAT_VERSION
+from kvstored.tiers.formats import FORMAT_SEALED, FORMAT_VERSION
 from kvstored.tiers.markers import MARKER, VolumeFormat, read_markers, write_markers
 
 PROBE: Final = "PROBE"
@@ -33,10 +33,12 @@ class VolumeDirectory:
         self.extents = path / "extents"
         self.namespaces = path / "namespaces"
         self.tombstones = path / "tombstones"
+        self.keys = path / "keys"
         self.evictions = Evictions(device, path / "evictions")
         self.identity = b""
         self.extent_bytes = 0
         self.old_format = False
+        self.sealed = False  # it may hold encrypted blocks
         self.direct = False
         self.files = OpenFiles(device, direct=False, limit=open_files_max)
         self.place: Place | None = None  # file system and inode, once open
@@ -138,6 +140,12 @@ class VolumeDirectory:
             write_markers(self.device, self.path, VolumeFormat(FORMAT_VERSION, self.identity.hex(), self.extent_bytes))
             self.old_format = False
 
+    def allow_sealed(self) -> None:
+        """From here on there may be encrypted blocks, which older code would take for damaged; raises DeviceError."""
+        if not self.sealed:
+            write_markers(self.device, self.path, VolumeFormat(FORMAT_SEALED, self.identity.hex(), self.extent_bytes))
+            self.sealed = True
+
     def _open_locked(self, extent_bytes: int, require_direct_io: bool) -> None:
         self._check(self._marked(extent_bytes), extent_bytes)
         self.direct = self.device.allows_direct_io(self.path / MARKER)
@@ -168,9 +176,9 @@ class VolumeDirectory:
         return fresh
 
     def _check(self, found: VolumeFormat, extent_bytes: int) -> None:
-        if found.format > FORMAT_VERSION:
+        if found.format > FORMAT_SEALED:
             raise ConfigError(
-                f"nvme.paths: {self.path} has format {found.format}, this kvstored reads up to {FORMAT_VERSION}: "
+                f"nvme.paths: {self.path} has format {found.format}, this kvstored reads up to {FORMAT_SEALED}: "
                 "upgrade kvstored, or name another directory"
             )
         if found.extent_bytes != extent_bytes:
@@ -181,3 +189,4 @@ class VolumeDirectory:
         self.identity = bytes.fromhex(found.volume)
         self.extent_bytes = found.extent_bytes
         self.old_format = found.format < FORMAT_VERSION
+        self.sealed = found.format >= FORMAT_SEALED

@@ -8,12 +8,14 @@ changes tenants in two steps: `retire` (nothing uses it, its holders are asked t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final
 
 from kvstored.device import memory
 from kvstored.device.keeper import Keeper, NoKeeper
 from kvstored.errors import DeviceError, KVStoredError
 from kvstored.keys import Namespace
+from kvstored.lifetime import Expiry
 from kvstored.tiers.adoption import Adopter, Adoption
 from kvstored.tiers.kept import Kept
 from kvstored.tiers.lease_ledger import LeaseLedger
@@ -30,8 +32,11 @@ from kvstored.tiers.provision import (
 )
 from kvstored.tiers.segment import INDEX_BITS, INDEX_MASK, Segment
 from kvstored.tiers.slots import SlotRecords
+from kvstored.tiers.threads import Calls
 
 __all__ = ["DramConfig", "DramTier", "Segment"]
+
+WIPE_BYTES: Final = 4 << 20  # zeroed in one thread call
 
 
 class Records:
@@ -43,9 +48,19 @@ class Records:
     def _of(self, slot: int) -> SlotRecords:
         return self._segments[slot >> INDEX_BITS].records
 
-    def begin(self, slot: int, size_bytes: int, digest: bytes, hash_: bytes, parent: bytes) -> int:
+    def begin(
+        self, slot: int, size_bytes: int, digest: bytes, hash_: bytes, parent: bytes, expiry: Expiry | None = None
+    ) -> int:
         """A block is being written to the slot; returns the slot's new generation."""
-        return self._of(slot).begin(slot & INDEX_MASK, size_bytes, digest, hash_, parent)
+        return self._of(slot).begin(slot & INDEX_MASK, size_bytes, digest, hash_, parent, expiry)
+
+    def move_end(self, slot: int, expiry: Expiry) -> None:
+        """Note another end of the block in the slot, for the next daemon."""
+        self._of(slot).move_end(slot & INDEX_MASK, expiry)
+
+    def expiry(self, slot: int) -> Expiry | None:
+        """When the block in the slot ends, as it was noted last."""
+        return self._of(slot).expiry(slot & INDEX_MASK)
 
     def commit(self, slot: int, content_hash: bytes) -> None:
         """The block's bytes are in the slot."""
@@ -93,6 +108,7 @@ class DramTier(SegmentPool):
         self._whose = tenants
         self._kept: Kept | None = None
         self._last_id = 0
+        self.calls = Calls()
         self._replacements: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -163,6 +179,20 @@ class DramTier(SegmentPool):
         if self._kept is not None and not self._kept.knows(namespaces):
             await asyncio.to_thread(self._kept.remember, namespaces)
 
+    async def forget_namespaces(self, tenant: str) -> None:
+        """Note none of a tenant's for the next daemon: nothing of it is stored."""
+        if self._kept is not None:
+            await asyncio.to_thread(self._kept.forget_namespaces, tenant)
+
+    def epochs(self) -> bytes:
+        """Those that an earlier process noted, packed; empty: none."""
+        return self._kept.epochs if self._kept is not None else b""
+
+    async def remember_epochs(self, packed: bytes) -> None:
+        """Note for the next daemon which epochs count. Raises DeviceError."""
+        if self._kept is not None and not await asyncio.to_thread(self._kept.remember_epochs, packed):
+            raise DeviceError("dram: the descriptor store is full: after a restart, earlier epochs may count again")
+
     @property
     def largest_slot_bytes(self) -> int:
         """Blocks over this size never fit."""
@@ -171,6 +201,8 @@ class DramTier(SegmentPool):
     def properties(self) -> dict[str, str]:
         """For status: what the memory is made of and whether it is locked."""
         found = properties(list(self._segments.values()))
+        if self._config.places:
+            found["numa_nodes"] = ", ".join(map(str, self._config.places))
         if self._kept is not None and self._kept.active:
             found["kept"] = "partly" if self._kept.unkept_segments else "yes"
             found["start"] = str(self._kept.boot)
@@ -183,9 +215,23 @@ class DramTier(SegmentPool):
         assert size_bytes <= self.class_of(slot), "inside of the slot"
         return memory.view(self.address(slot), size_bytes, writable=True)
 
+    def relocate(self, source: int, target: int, size_bytes: int, key: tuple[bytes, bytes, bytes]) -> None:
+        """Move a readable block that nobody uses to another slot: bytes and record; the source is free then.
+
+        `key`: its namespace's digest, hash and parent.
+        """
+        memory.copy(self.address(target), self.address(source), self.class_of(source))
+        self.records.begin(target, size_bytes, *key, self.records.expiry(source))
+        self.records.commit(target, self.records.content_hash(source))
+        self.free(source)
+
     def segment_fd(self, segment_id: int) -> int:
         """A read-only descriptor of the segment; it stays the tier's. Raises DeviceError."""
         return self._segments[segment_id].fd()
+
+    def writable_fd(self, segment_id: int) -> int:
+        """A descriptor of the segment for the daemon's own processes; it stays the tier's."""
+        return self._segments[segment_id].memory_fd
 
     def is_taken(self, slot: int) -> bool:
         """Whether there is such a slot, in use."""
@@ -203,6 +249,39 @@ class DramTier(SegmentPool):
     def is_exposed(self, segment_id: int) -> bool:
         """Whether any session ever was given the segment's descriptor."""
         return self._segments[segment_id].exposed
+
+    async def zero(self, slots: Sequence[int]) -> None:
+        """Make zeros of slots that nobody else uses; a caller that is cancelled waits for the thread."""
+        places = [(self.address(slot), self.class_of(slot)) for slot in slots]
+        await self.calls.to_its_end(asyncio.to_thread(memory.zero_many, places))
+
+    async def wipe_free(
+        self, tenant: str, told: Callable[[int], None], before: Callable[[int], None] = lambda segment_id: None
+    ) -> int:
+        """Make zeros of all free memory of a tenant's segments; returns the bytes.
+
+        One segment at a time, so that a put that comes meanwhile finds room in others, or what is wiped already:
+        never a slot with old bytes, from when `before` was called with the segment. What is retired is zeroed when
+        its holders have let go of it, not here.
+        """
+        wiped = 0
+        for segment in self.segments(tenant):
+            before(segment.segment_id)
+            slots = self.take_old(segment.segment_id, segment.old_slots)
+            count = max(1, WIPE_BYTES // segment.slot_bytes)
+            try:
+                while slots:
+                    await self.zero(slots[:count])
+                    self.give_back_old(done := slots[:count])
+                    del slots[:count]
+                    wiped += len(done) * segment.slot_bytes
+                    told(len(done) * segment.slot_bytes)
+            finally:
+                self.give_back_old(slots)
+            if segment.recut and not segment.retired:
+                wiped += segment.zero_tail()
+            await asyncio.sleep(0)
+        return wiped
 
     async def dispose(self, segment_id: int) -> None:
         """Give a retired segment's bytes back and put a new segment in its place.

@@ -41,10 +41,10 @@ class Evictions:
         self._path = path
         self._writing = threading.Lock()
 
-    def note(self, keys: Sequence[bytes], wall_s: float) -> None:
-        """These are about to be evicted; durable when it returns. Raises DeviceError."""
+    def note(self, keys: Sequence[bytes], wall_s: float) -> int:
+        """These are about to be evicted; durable when it returns how many bytes it wrote. Raises DeviceError."""
         if not keys:
-            return
+            return 0
         entry = pack_entry(keys, wall_s)
         with self._writing:
             file = self._device.open(self._path, direct=False)
@@ -53,10 +53,11 @@ class Evictions:
                 if end + len(entry) <= FILE_BYTES_MAX:
                     self._device.write_bytes(file, end, entry)
                     self._device.sync(file)
-                    return
+                    return len(entry)
             finally:
                 self._device.close(file)
-            self._device.replace(self._path, self._newer_half() + entry)
+            self._device.replace(self._path, rewritten := self._newer_half() + entry)
+            return len(rewritten)
 
     def evicted_s(self, key: bytes) -> float | None:
         """When a block was evicted last (wall clock); None: never, or too long ago to be known. Raises DeviceError."""

@@ -12,12 +12,12 @@ writers may be recycled.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from kvstored.keys import slot_bytes
 from kvstored.tiers.base import Location, Record, Store, Usage
-from kvstored.tiers.formats import ExtentRow, Placed, State, footer_bytes, header_bytes
-from kvstored.tiers.one_extent import GENERATION_FIRST, Extent
+from kvstored.tiers.formats import ExtentFlags, ExtentRow, Placed, State, footer_bytes, header_bytes
+from kvstored.tiers.one_extent import GENERATION_FIRST, Extent, oldest_or_empty, recount
 
 Delta = Mapping[int, tuple[int, int]]
 """What a transaction changed: extent -> (bytes, blocks) more or less alive."""
@@ -30,6 +30,8 @@ class ExtentTable:
         self.extent_bytes = extent_bytes
         self.limit = limit
         self.placed_bytes = 0  # ever, since the volume was opened
+        # Set by the tier: which of the extents that could go is recycled for a tenant. They come oldest first.
+        self.choose: Callable[[str, Sequence[Extent]], Extent | None] = lambda tenant, those: oldest_or_empty(those)
         self._extents = {row.extent: Extent(row) for row in rows}
         self._free = [e for e in self._extents.values() if e.state is State.FREE]
         self._open: dict[str, Extent] = {}
@@ -55,28 +57,35 @@ class ExtentTable:
 
     # --- placing blocks ---
 
-    def place(self, tenant: str, stores: Sequence[Store]) -> list[Placed]:
+    def place(self, tenant: str, stores: Sequence[Store], *, sealed: bool = False) -> list[Placed]:
         """Give the first blocks a place, one behind the other, as far as the tenant's open extent reaches.
 
         Where it does not reach to the end, that extent is full and another must be opened. Every
-        block must fit into an empty extent.
+        block must fit into an empty extent. Encrypted blocks (`sealed`) and others do not share one.
         """
         extent = self._open.get(tenant)
         if extent is None:
             return []
+        if sealed != bool(extent.flags & ExtentFlags.SEALED):
+            self.fill(extent.number)
+            return []
         placed: list[Placed] = []
         for store in stores:
             end = extent.append_bytes + slot_bytes(store.size_bytes)
-            headers = extent.header_bytes + header_bytes(store)
+            headers = extent.header_bytes + header_bytes(store, sealed=sealed)
             if end + footer_bytes(headers) > self.extent_bytes:
                 self.fill(extent.number)
                 break
-            placed.append(Placed(extent.number, extent.generation, extent.append_bytes, store))
+            placed.append(Placed(extent.number, extent.generation, extent.append_bytes, store, extent.flags))
             extent.append_bytes, extent.header_bytes = end, headers
         bytes_ = sum(slot_bytes(p.store.size_bytes) for p in placed)
         self.placed_bytes += bytes_
         self._write(extent, bytes_)
         return placed
+
+    def open_extent(self, tenant: str) -> Extent | None:
+        """Where the tenant's blocks go at present."""
+        return self._open.get(tenant)
 
     def settle(self, placed: Sequence[Placed], delta: Delta) -> None:
         """The writing of these blocks is over; what of it is alive is in `delta`, the rest is dead."""
@@ -113,20 +122,27 @@ class ExtentTable:
             return None
         else:
             number = max(self._extents, default=0) + 1
-            extent = self._extents[number] = Extent(ExtentRow(number, GENERATION_FIRST))
+            extent = self._extents[number] = Extent(ExtentRow(number, GENERATION_FIRST, flags=ExtentFlags.PURE))
+            extent.clean = True
         extent.state = State.RECYCLING  # of no use until it is open
         return extent
 
-    def open(self, extent: Extent, tenant: str) -> None:
-        """Make a free extent the one that the tenant's blocks go to."""
+    def open(self, extent: Extent, tenant: str, *, sealed: bool = False) -> None:
+        """Make a free extent the one that the tenant's blocks, encrypted or not, go to."""
         assert tenant not in self._open, "an extent is open already"
         assert not extent.live_bytes, "opened with live records in it"
         extent.state, extent.tenant = State.OPEN, tenant
         extent.append_bytes = extent.header_bytes = extent.sequence = 0
+        extent.begin(sealed=sealed)
         self._open[tenant] = extent
 
+    def claim(self, extent: Extent) -> None:
+        """Take this very extent, a free one, out of use until `give_back`."""
+        self._free.remove(extent)
+        extent.state = State.RECYCLING
+
     def give_back(self, extent: Extent) -> None:
-        """An extent that `take_free` or `recycled` gave is not needed after all."""
+        """An extent that `take_free`, `claim` or `recycled` gave is not needed after all."""
         extent.state = State.FREE
         self._free.append(extent)
 
@@ -184,14 +200,23 @@ class ExtentTable:
         return self._free.pop() if self._free else self.victim("")
 
     def victim(self, tenant: str) -> Extent | None:
-        """The extent to recycle for this tenant, or None: one with nothing alive, else the oldest.
+        """The extent to recycle for this tenant, or None: of what nobody uses the one that `choose` takes.
 
-        Sealed ones first, then full ones, then what other tenants have open.
+        Sealed ones are offered first, the oldest at their head, then full ones, then what other tenants have open.
         """
-        sealed = [e for e in self._sealed.values() if e.idle]
-        others = [e for e in self._open.values() if e.tenant != tenant]
-        candidates = [*sealed, *(e for e in (*self._full.values(), *others) if e.idle)]
-        return next((e for e in sealed if not e.live_blocks), candidates[0] if candidates else None)
+        others = (extent for extent in self._open.values() if extent.tenant != tenant)
+        idle = [extent for extent in (*self._sealed.values(), *self._full.values(), *others) if extent.idle]
+        return self.choose(tenant, idle)
+
+    def oldest_of(self, tenant: str) -> Extent | None:
+        """The oldest extent with live blocks of a tenant that nobody uses, the one that is open last."""
+        those = (*self._sealed.values(), *self._full.values(), *self._open.values())
+        return next((e for e in those if e.tenant == tenant and e.idle and e.live_blocks), None)
+
+    @property
+    def extents(self) -> Collection[Extent]:
+        """All of them, in any state."""
+        return self._extents.values()
 
     def recycle(self, extent: Extent) -> None:
         """Begin to recycle: from here on every record in it is void."""
@@ -207,6 +232,7 @@ class ExtentTable:
         """The index knows that its records are gone."""
         self.apply(delta)
         assert not extent.live_bytes, "recycled with live records in it"
+        extent.clean, extent.hits = False, None
         extent.append_bytes = extent.header_bytes = 0
         extent.sealable = True
 
@@ -231,6 +257,11 @@ class ExtentTable:
         assert extent.pins > 0, "unpinned more often than pinned"
         extent.pins -= 1
 
+    def stained(self, tenant: str) -> list[int]:
+        """Extents of the tenant that have, or may have, held other than encrypted blocks since their file was made."""
+        mine = (extent for extent in self._extents.values() if extent.tenant == tenant)
+        return sorted(extent.number for extent in mine if not extent.flags & ExtentFlags.PURE)
+
     @property
     def pinned(self) -> bool:
         """Whether any extent is pinned."""
@@ -239,6 +270,10 @@ class ExtentTable:
     def get(self, number: int) -> Extent | None:
         """An extent by its number."""
         return self._extents.get(number)
+
+    def numbers(self) -> list[int]:
+        """Numbers of all extents."""
+        return sorted(self._extents)
 
     def with_records(self) -> list[int]:
         """Numbers of all extents that have records."""
@@ -262,21 +297,15 @@ class ExtentTable:
 
     def audit(self) -> None:
         """Recount everything extent by extent and compare with the running totals (DESIGN invariant 4)."""
-        usage = self.usage()
-        extents = self._extents.values()
-        assert usage.used_bytes == sum(e.live_bytes + e.writing_bytes for e in extents)
-        assert usage.blocks == sum(e.live_blocks for e in extents)
-        dead = 0
-        for e in extents:
-            filled = {State.FREE: 0, State.OPEN: e.append_bytes}.get(e.state, self.extent_bytes)
-            assert e.live_bytes + e.writing_bytes <= filled, f"extent {e.number} holds more than it has"
-            dead += filled - e.live_bytes - e.writing_bytes
-        assert usage.dead_bytes == dead
-        assert usage.balanced()
+        recount(self._extents.values(), self.usage(), self.extent_bytes)
 
     def tenant_usage(self) -> dict[str, tuple[int, int]]:
         """Per tenant: live bytes and blocks."""
         return {tenant: (bytes_, blocks) for tenant, (bytes_, blocks) in self._tenants.items() if blocks}
+
+    def live_bytes_of(self, tenant: str) -> int:
+        """Bytes of a tenant's live records."""
+        return self._tenants[tenant][0] if tenant in self._tenants else 0
 
     def _write(self, extent: Extent, bytes_: int) -> None:
         extent.writing_bytes += bytes_

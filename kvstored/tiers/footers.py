@@ -21,12 +21,11 @@ from kvstored.tiers.formats import (
     TRAILER_BYTES,
     ExtentRow,
     State,
-    Trailer,
     footer_bytes,
     unpack_headers,
-    unpack_trailer,
 )
 from kvstored.tiers.sources import Source
+from kvstored.tiers.trailer import Trailer, unpack_trailer
 
 _EXTENT_FILE: Final = re.compile(r"(\d{8})\.ext")
 

@@ -10,16 +10,20 @@ refused, so that what is read below is of this version or damaged.
                                extents   extent (big endian)              -> extent row
                                journal   extent, generation, first offset -> headers of an unsealed extent
                                namespaces digest                          -> namespace (msgpack)
+    epochs, epochs.copy  which epochs count (`epoch_files`); older code does not know them
     CLEAN                hash of data.mdb as an orderly close left it; not there while it may change
     tombstones           places of blocks that were deleted, 128 bytes each (`tombstones`)
     evictions            which blocks were evicted last, for `explain` (`evictions`)
     namespaces/DIGEST    namespaces once more, one a file, for when the index is lost
+    keys/TENANT.key      the tenant's data key, wrapped, and the same in TENANT.key.copy (`key_file`)
 
 `generation` is an extent's: it grows with every recycling, and a record with another one is void.
 
 Every value of the index ends in a CRC over what kind it is, its key and itself: LMDB has none,
 and a flipped byte must not show a block under another's key. The index can be made again from
 the rest (`rebuild`). Format 1 had no CRCs, tombstones, copies; it is converted when opened.
+Format 3 is format 2 that may hold encrypted blocks: a record or header of one ends in its seal
+(`sealing`), and extents have flags. A volume gets it with its first data key and keeps it.
 """
 
 from __future__ import annotations
@@ -34,30 +38,35 @@ import msgspec
 
 from kvstored.errors import CorruptData
 from kvstored.keys import SLOT_ALIGN_BYTES, Namespace, slot_bytes
+from kvstored.lifetime import Expiry
 from kvstored.tiers.base import Location, Record, Store
 
 FORMAT_VERSION: Final = 2
-FOOTER_VERSION: Final = 1  # footers are what they were in format 1
+FORMAT_SEALED: Final = 3
 DIGEST_BYTES: Final = 16
 TRAILER_BYTES: Final = SLOT_ALIGN_BYTES
+SEAL_BYTES: Final = 52
 DATABASES: Final = (b"records", b"extents", b"journal", b"namespaces")
 
-# version, bytes of the parent, flags, extent, generation, size, offset, hits, created, expires, content hash
-_RECORD: Final = struct.Struct("<BBHIIIQIdd16s")
+_HAS_SEAL: Final = 1  # flag of a record: behind the parent comes a seal
+_HAS_SEAL_TOO: Final = 0x80  # the same of a header, where the bytes of the parent stand
+FLAGS_SHIFT: Final = 14  # of an extent, above the bytes of the tenant in rows and trailers
+
+# version, bytes of the parent, flags, extent, generation, size, offset, limit of the end (s), created, end
+# (`Expiry.word`), content hash
+_RECORD: Final = struct.Struct("<BBHIIIQIdQ16s")
 _PLACE: Final = slice(4, 12)  # extent and generation
 _OFFSET: Final = slice(16, 24)
 COUNTED: Final = slice(4, 16)  # extent, generation and size: what the account of extents is made of
 COUNTED_VALUES: Final = struct.Struct("<III")
-# version, state, bytes of the tenant, generation, sequence, appended, headers, live bytes, live blocks
+# version, state, bytes of the tenant and flags, generation, sequence, appended, headers, live bytes, live blocks
 _ROW: Final = struct.Struct("<BBHIQQQQI")
 # offset, size, created, content hash, digest, bytes of the hash, bytes of the parent
 _HEADER: Final = struct.Struct("<QId16s16sBB")
-# magic, version, bytes of the tenant, volume, extent, generation, sequence, bytes of headers, records, CRC of headers
-_TRAILER: Final = struct.Struct("<8sHH16sIIQQII")
-_MAGIC: Final = b"KVSTEXTF"
 _CRC: Final = struct.Struct("<I")
 # What the CRC of anything is that ends in its own.
 INTACT_CRC: Final = 0x2144DF1C
+_VERSION: Final = bytes([FORMAT_VERSION])
 
 
 class State(enum.IntEnum):
@@ -70,13 +79,23 @@ class State(enum.IntEnum):
     RECYCLING = 4
 
 
+class ExtentFlags(enum.IntFlag):
+    """SEALED: its blocks are encrypted. PURE: and nothing in the file was ever anything else."""
+
+    NONE = 0
+    SEALED = 1
+    PURE = 2
+
+
 class Placed(msgspec.Struct, frozen=True, gc=False):
-    """A block and the place it was given."""
+    """A block and the place it was given; where it was encrypted, with the seal that came of it."""
 
     extent: int
     generation: int
     offset: int
     store: Store
+    flags: int = 0  # of the extent
+    seal: bytes = b""
 
 
 class ExtentRow(msgspec.Struct):
@@ -91,6 +110,7 @@ class ExtentRow(msgspec.Struct):
     header_bytes: int = 0
     live_bytes: int = 0
     live_blocks: int = 0
+    flags: int = 0  # ExtentFlags
 
 
 class Header(NamedTuple):
@@ -103,19 +123,8 @@ class Header(NamedTuple):
     digest: bytes
     hash: bytes
     parent: bytes
-
-
-class Trailer(NamedTuple):
-    """The last 4 KiB of a sealed extent, which say what it is."""
-
-    tenant: str
-    volume: bytes
-    extent: int
-    generation: int
-    sequence: int
-    header_bytes: int
-    records: int
-    headers_crc: int
+    seal: bytes = b""
+    expiry: Expiry | None = None  # neither in footers nor in the journal: a trailer has it for all
 
 
 # --- index ---
@@ -147,30 +156,54 @@ def _body(kind: Kind, key: bytes, value: bytes) -> bytes:
     """The value without its CRC; raises CorruptData where that is wrong, or the version is not ours."""
     if not is_intact(kind, key, value):
         raise CorruptData(f"a damaged {kind.name.lower()} in the index")
-    if kind in (Kind.RECORD, Kind.ROW) and value[0] != FORMAT_VERSION:
-        raise CorruptData(f"a {kind.name.lower()} of version {value[0]}: {FORMAT_VERSION} was expected")
+    if kind in (Kind.RECORD, Kind.ROW) and value[:1] != _VERSION:
+        raise CorruptData(f"a {kind.name.lower()} of version {value[:1].hex()}: {FORMAT_VERSION} was expected")
     return value[: -_CRC.size]
 
 
 def pack_record(placed: Placed, created_s: float) -> bytes:
     """An index entry, never hit and never to expire."""
+    return pack_entry(placed.extent, placed.generation, _header(placed, created_s))
+
+
+def _header(placed: Placed, created_s: float) -> Header:
     s = placed.store
-    header = Header(placed.offset, s.size_bytes, created_s, s.content_hash, s.digest, s.hash, s.parent)
-    return pack_entry(placed.extent, placed.generation, header)
+    key = (s.digest, s.hash, s.parent)
+    return Header(placed.offset, s.size_bytes, created_s, s.content_hash, *key, placed.seal, s.expiry)
 
 
 def pack_entry(extent: int, generation: int, header: Header) -> bytes:
     """The index entry that goes with a header of that extent."""
-    sizes = (FORMAT_VERSION, len(header.parent), 0, extent, generation, header.size_bytes)
-    body = _RECORD.pack(*sizes, header.offset, 0, header.created_s, 0.0, header.content_hash) + header.parent
-    return with_crc(Kind.RECORD, header.digest + header.hash, body)
+    flags = _HAS_SEAL if header.seal else 0
+    sizes = (FORMAT_VERSION, len(header.parent), flags, extent, generation, header.size_bytes)
+    end = header.expiry
+    word, limit_s = (0, 0) if end is None else (end.word, end.limit_s)
+    body = _RECORD.pack(*sizes, header.offset, limit_s, header.created_s, word, header.content_hash)
+    return with_crc(Kind.RECORD, header.digest + header.hash, body + header.parent + header.seal)
+
+
+def header_of(key: bytes, record: Record) -> Header:
+    """The header that goes with an index entry."""
+    place = (record.location.offset, record.size_bytes, record.created_s, record.content_hash)
+    return Header(*place, key[:DIGEST_BYTES], key[DIGEST_BYTES:], record.parent, record.seal, record.expiry)
+
+
+def pack_found(key: bytes, record: Record) -> bytes:
+    """The opposite of `unpack_record`."""
+    return pack_entry(record.location.extent, record.location.generation, header_of(key, record))
 
 
 def unpack_record(key: bytes, value: bytes, volume: int) -> Record:
     """An index entry; raises CorruptData where it is damaged."""
     body = _body(Kind.RECORD, key, value)
-    _, _, _, extent, generation, size, offset, _, created_s, _, content = _RECORD.unpack_from(body)
-    return Record(Location(volume, extent, generation, offset), size, content, body[_RECORD.size :], created_s)
+    if len(body) < _RECORD.size:
+        raise CorruptData("a record in the index is cut short")
+    _, _, flags, extent, generation, size, offset, limit_s, created_s, word, content = _RECORD.unpack_from(body)
+    parent, seal = body[_RECORD.size :], b""
+    if flags & _HAS_SEAL:
+        parent, seal = parent[:-SEAL_BYTES], parent[-SEAL_BYTES:]
+    expiry = Expiry.of(word, limit_s) if word else None
+    return Record(Location(volume, extent, generation, offset), size, content, parent, created_s, seal, expiry)
 
 
 def lies_in(value: bytes, extent: int, generation: int) -> bool:
@@ -201,7 +234,7 @@ def unpack_journal(key: bytes, value: bytes) -> bytes:
 def pack_row(row: ExtentRow) -> bytes:
     """An extent row, without its key."""
     tenant = row.tenant.encode()
-    state = (FORMAT_VERSION, row.state, len(tenant), row.generation, row.sequence)
+    state = (FORMAT_VERSION, row.state, len(tenant) | row.flags << FLAGS_SHIFT, row.generation, row.sequence)
     body = _ROW.pack(*state, row.append_bytes, row.header_bytes, row.live_bytes, row.live_blocks) + tenant
     return with_crc(Kind.ROW, pack_extent_key(row.extent), body)
 
@@ -209,9 +242,13 @@ def pack_row(row: ExtentRow) -> bytes:
 def unpack_row(key: bytes, value: bytes) -> ExtentRow:
     """An extent row; raises CorruptData where it is damaged."""
     body = _body(Kind.ROW, key, value)
-    _, state, _, generation, sequence, *counts = _ROW.unpack_from(body)
-    tenant = body[_ROW.size :].decode()
-    return ExtentRow(int.from_bytes(key, "big"), generation, tenant, State(state), sequence, *counts)
+    try:
+        _, state, length, generation, sequence, append, headers, live_bytes, live_blocks = _ROW.unpack_from(body)
+        counts = (append, headers, live_bytes, live_blocks)
+        tenant, flags = body[_ROW.size :].decode(), length >> FLAGS_SHIFT
+        return ExtentRow(int.from_bytes(key, "big"), generation, tenant, State(state), sequence, *counts, flags)
+    except (ValueError, struct.error) as error:
+        raise CorruptData(f"a row in the index makes no sense: {error}") from None
 
 
 def pack_namespace(namespace: Namespace) -> bytes:
@@ -221,62 +258,50 @@ def pack_namespace(namespace: Namespace) -> bytes:
 
 def unpack_namespace(digest: bytes, value: bytes) -> Namespace:
     """What a digest stands for; raises CorruptData where it is damaged."""
-    return msgspec.msgpack.decode(_body(Kind.NAMESPACE, digest, value), type=Namespace)
+    try:
+        return msgspec.msgpack.decode(_body(Kind.NAMESPACE, digest, value), type=Namespace)
+    except msgspec.MsgspecError as error:
+        raise CorruptData(f"a namespace in the index makes no sense: {error}") from None
 
 
 # --- extents ---
 
 
-def header_bytes(store: Store) -> int:
+def header_bytes(store: Store, *, sealed: bool = False) -> int:
     """Room that a block's header takes in the footer."""
-    return _HEADER.size + len(store.hash) + len(store.parent)
+    return _HEADER.size + len(store.hash) + len(store.parent) + (SEAL_BYTES if sealed else 0)
 
 
 def pack_header(placed: Placed, created_s: float) -> bytes:
     """One record of a footer."""
-    s = placed.store
-    return join_header(Header(placed.offset, s.size_bytes, created_s, s.content_hash, s.digest, s.hash, s.parent))
+    return join_header(_header(placed, created_s))
 
 
 def join_header(h: Header) -> bytes:
     """A header as it lies in a footer."""
-    sizes = (len(h.hash), len(h.parent))
-    return _HEADER.pack(h.offset, h.size_bytes, h.created_s, h.content_hash, h.digest, *sizes) + h.hash + h.parent
+    sizes = (len(h.hash), len(h.parent) | (_HAS_SEAL_TOO if h.seal else 0))
+    fixed = _HEADER.pack(h.offset, h.size_bytes, h.created_s, h.content_hash, h.digest, *sizes)
+    return fixed + h.hash + h.parent + h.seal
 
 
 def unpack_headers(data: bytes) -> Iterator[tuple[Header, bytes]]:
     """The headers one after the other, each with the bytes that it is made of."""
     at = 0
     while at < len(data):
+        if at + _HEADER.size > len(data):
+            raise CorruptData("a header of an extent is cut short")
         offset, size, created_s, content, digest, hash_bytes, parent_bytes = _HEADER.unpack_from(data, at)
         middle = at + _HEADER.size + hash_bytes
-        end = middle + parent_bytes
-        hash_, parent = data[middle - hash_bytes : middle], data[middle:end]
-        yield Header(offset, size, created_s, content, digest, hash_, parent), data[at:end]
+        end = after = middle + (parent_bytes & ~_HAS_SEAL_TOO)
+        if parent_bytes & _HAS_SEAL_TOO:
+            end += SEAL_BYTES
+        if end > len(data):
+            raise CorruptData("a header of an extent is cut short")
+        hash_, parent, seal = data[middle - hash_bytes : middle], data[middle:after], data[after:end]
+        yield Header(offset, size, created_s, content, digest, hash_, parent, seal), data[at:end]
         at = end
 
 
 def footer_bytes(headers: int) -> int:
     """Size of a footer with so many bytes of headers."""
     return slot_bytes(headers) + TRAILER_BYTES
-
-
-def pack_footer(row: ExtentRow, volume: bytes, headers: bytes, records: int) -> bytes:
-    """Headers and trailer; it ends where the extent ends."""
-    tenant = row.tenant.encode()
-    identity = (_MAGIC, FOOTER_VERSION, len(tenant), volume, row.extent, row.generation, row.sequence)
-    trailer = _TRAILER.pack(*identity, len(headers), records, zlib.crc32(headers)) + tenant
-    trailer = trailer.ljust(TRAILER_BYTES - _CRC.size, b"\0")
-    return headers.ljust(slot_bytes(len(headers)), b"\0") + trailer + _CRC.pack(zlib.crc32(trailer))
-
-
-def unpack_trailer(data: bytes) -> Trailer | None:
-    """The trailer, or None where there is none that is whole."""
-    body, crc = data[: -_CRC.size], data[-_CRC.size :]
-    if len(data) != TRAILER_BYTES or not data.startswith(_MAGIC) or _CRC.pack(zlib.crc32(body)) != crc:
-        return None
-    _, version, length, volume, extent, generation, sequence, headers, records, headers_crc = _TRAILER.unpack_from(data)
-    if version != FOOTER_VERSION:
-        return None
-    tenant = data[_TRAILER.size : _TRAILER.size + length].decode()
-    return Trailer(tenant, volume, extent, generation, sequence, headers, records, headers_crc)

@@ -1,10 +1,9 @@
 """The index of one volume: which key lies where, in LMDB.
 
-Every call blocks. Those that change something run on one thread of their own, and each is one
-transaction that is durable when it returns; the rows of extents change together with the records
-in them, so that the counts are right after any restart. Those that only read run on one other
-thread. (LMDB's reader locks are on: with `lock=False` a reader would see pages being reused.)
-Entries that are damaged are as good as absent.
+Every call blocks. Those that change something run on one thread of their own, and each is one transaction that is
+durable when it returns; the rows of extents change together with the records in them, so that the counts are right
+after any restart. Those that only read run on one other thread. (LMDB's reader locks are on: with `lock=False` a
+reader would see pages being reused.) Entries that are damaged are as good as absent.
 """
 
 from __future__ import annotations
@@ -13,47 +12,46 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from kvstored.errors import CorruptData, DeviceError
 from kvstored.keys import Namespace, slot_bytes
-from kvstored.tiers.base import Location, Record
+from kvstored.lifetime import Expiry
+from kvstored.tiers.base import Record
 from kvstored.tiers.beside import Beside
 from kvstored.tiers.directory import VolumeDirectory
 from kvstored.tiers.formats import (
     DATABASES,
     DIGEST_BYTES,
     ExtentRow,
-    Kind,
     Placed,
     State,
     pack_extent_key,
-    pack_header,
-    pack_journal_key,
     pack_namespace,
-    pack_record,
-    pack_row,
-    unpack_headers,
     unpack_namespace,
     unpack_record,
     unpack_row,
-    with_crc,
 )
 from kvstored.tiers.index_check import mark_clean, prepare
+from kvstored.tiers.insertion import insert_in, move_in
 from kvstored.tiers.tombstones import Tombstone
 from kvstored.tiers.transaction import (
     MapFull,
     Rows,
     Txn,
     drop_journal,
+    extend_in,
     journal_of,
-    keys_in,
     lmdb_errors,
     open_environment,
-    remove_from,
+    recycle_in,
+    stain_in,
+    still_there,
 )
 
 T = TypeVar("T")
+Opens: TypeAlias = Callable[[Record], bool]
+"""Whether a record's bytes can be had: they are not encrypted, or the key is there."""
 _MAP_BYTES_MAX: Final = 1 << 40
 
 
@@ -164,38 +162,29 @@ class Index:
 
     # --- changing (writer thread) ---
 
-    def insert(self, tenant: str, placed: Sequence[Placed], created_s: float) -> dict[int, tuple[int, int]]:
-        """Make blocks that are durable findable; a key that has a valid entry keeps it.
+    def insert(
+        self, tenant: str, placed: Sequence[Placed], created_s: float, opens: Opens | None = None
+    ) -> dict[int, tuple[int, int]]:
+        """Make durable blocks findable; a valid entry that `opens` stays. Returns what came alive, per extent."""
+        databases = (self._records, self._extents, self._journal)
 
-        Returns, per extent, the bytes and blocks that came alive.
-        """
-        return self._update(lambda txn: self._insert(txn, tenant, placed, created_s))
+        def insert(txn: Txn) -> dict[int, tuple[int, int]]:
+            return insert_in(txn, databases, tenant, placed, created_s, lambda key: self._record(txn, key), opens)
 
-    def _insert(self, txn: Txn, tenant: str, placed: Sequence[Placed], created_s: float) -> dict[int, tuple[int, int]]:
-        rows = Rows(txn, self._extents)
-        journal: dict[tuple[int, int], tuple[int, list[bytes]]] = {}
-        for p in placed:
-            row = rows.open(p.extent, p.generation, tenant)
-            slot = slot_bytes(p.store.size_bytes)
-            row.append_bytes = max(row.append_bytes, p.offset + slot)
-            key = p.store.digest + p.store.hash
-            if self._holds(txn, rows, key):
-                continue
-            txn.put(key, pack_record(p, created_s), db=self._records)
-            rows.count(row, slot, 1)
-            header = pack_header(p, created_s)
-            row.header_bytes += len(header)
-            journal.setdefault((p.extent, p.generation), (p.offset, []))[1].append(header)
-        for (extent, generation), (offset, headers) in journal.items():
-            key = pack_journal_key(extent, generation, offset)
-            txn.put(key, with_crc(Kind.JOURNAL, key, b"".join(headers)), db=self._journal)
-        rows.save()
-        return rows.delta
+        return self._update(insert)
 
-    def _holds(self, txn: Txn, rows: Rows, key: bytes) -> bool:
-        record = self._record(txn, key)
-        row = None if record is None else rows.get(record.location.extent)
-        return row is not None and record is not None and row.generation == record.location.generation
+    def move(self, tenant: str, moved: Sequence[tuple[Record, Placed]]) -> dict[int, tuple[int, int]]:
+        """Have entries that still are the record given lie elsewhere, durably; returns what came alive and died."""
+        databases = (self._records, self._extents, self._journal)
+
+        def move(txn: Txn) -> dict[int, tuple[int, int]]:
+            delta, left = move_in(txn, databases, tenant, moved, lambda key: self._record(txn, key))
+            if self._beside is not None:
+                # Before it counts: a later delete notes the new place alone, while a footer still names the old one.
+                self._beside.deleted(left)
+            return delta
+
+        return self._update(move)
 
     def remove(self, tenant: str, keys: Iterable[bytes]) -> dict[int, tuple[int, int]]:
         """Remove the tenant's entries among these keys, for good; returns what died, as negative counts."""
@@ -235,22 +224,24 @@ class Index:
 
     def headers(self, extent: int, generation: int) -> list[bytes]:
         """Headers of an unsealed extent, in the order of commits, without those whose entry is gone."""
-        kept: list[bytes] = []
+        return [raw for raw, _ in self.kept(extent, generation)]
+
+    def kept(self, extent: int, generation: int) -> list[tuple[bytes, Record]]:
+        """The same with their entries."""
         with self._errors(), self._env.begin() as txn:
-            for value in journal_of(txn, self._journal, extent, generation):
-                for header, raw in unpack_headers(value):
-                    entry = self._record(txn, header.digest + header.hash)
-                    place = Location(self._volume, extent, generation, header.offset)
-                    if entry is not None and entry.location == place:
-                        kept.append(raw)
-        return kept
+            headers = list(journal_of(txn, self._journal, extent, generation))
+            return list(still_there(headers, lambda key: self._record(txn, key), extent, generation))
+
+    def extend(self, entries: Sequence[tuple[bytes, Record, Expiry]]) -> None:
+        """Give entries that still are the record given another end."""
+        self._update(lambda txn: extend_in(txn, self._records, entries, lambda key: self._record(txn, key)))
 
     def seal(self, sealed: ExtentRow) -> None:
         """The footer is durable: note state and sequence, forget the journal."""
 
         def seal(txn: Txn) -> None:
             rows = Rows(txn, self._extents)
-            row = rows.open(sealed.extent, sealed.generation, sealed.tenant)
+            row = rows.open(sealed.extent, sealed.generation, sealed.tenant, sealed.flags)
             row.state, row.sequence = State.SEALED, sealed.sequence
             drop_journal(txn, self._journal, sealed.extent)
             rows.save()
@@ -262,28 +253,19 @@ class Index:
     ) -> tuple[list[bytes], dict[int, tuple[int, int]]]:
         """Remove every entry in the extent and make `generation` its new one.
 
-        `keys` are those that may lie in it; where they are unknown or too few the whole index is
-        searched. Returns the keys that were removed, and what died as negative counts.
+        `keys` are those that may lie in it; where they are unknown or too few the whole index is searched.
+        Returns the keys that were removed, and what died as negative counts.
         """
-        recycled = self._update(lambda txn: self._recycle(txn, extent, generation, keys or ()))
+        recycled = self._update(
+            lambda txn: recycle_in(txn, self._records, self._extents, self._journal, extent, generation, keys or ())
+        )
         if self._beside is not None:
             self._beside.recycled(self.rows)
         return recycled
 
-    def _recycle(
-        self, txn: Txn, extent: int, generation: int, keys: Sequence[bytes]
-    ) -> tuple[list[bytes], dict[int, tuple[int, int]]]:
-        row = Rows(txn, self._extents).get(extent)
-        if row is None:  # opened, and nothing was ever committed in it
-            return [], {}
-        removed = [key for key in keys if remove_from(txn, self._records, row, key)]
-        if len(removed) < row.live_blocks:
-            rest = keys_in(txn, self._records, row)
-            removed += [key for key in rest if remove_from(txn, self._records, row, key)]
-        drop_journal(txn, self._journal, extent)
-        value = pack_row(ExtentRow(extent, generation, row.tenant, State.FREE))
-        txn.put(pack_extent_key(extent), value, db=self._extents)
-        return removed, {extent: (-row.live_bytes, -row.live_blocks)}
+    def stain(self, extent: int) -> None:
+        """Blocks that are not encrypted are about to be written to a free extent: it is not pure any more."""
+        self._update(lambda txn: stain_in(txn, self._extents, extent))
 
     def forget(self, extent: int) -> None:
         """The extent's file was removed."""
@@ -297,6 +279,12 @@ class Index:
         self._update(lambda txn: txn.put(namespace.digest, pack_namespace(namespace), db=self._namespaces))
         if self._beside is not None:
             self._beside.remember(namespace)
+
+    def forget_namespaces(self, digests: Sequence[bytes]) -> None:
+        """Keep them no longer: nothing is stored under them."""
+        self._update(lambda txn: [txn.delete(digest, db=self._namespaces) for digest in digests])
+        if self._beside is not None:
+            self._beside.forget(digests)
 
     def sync(self) -> None:
         """Make everything durable."""

@@ -117,19 +117,45 @@ class Kept:
         for namespace in namespaces if self.active else ():
             self._note(lambda log: log.note_namespace(namespace), len(namespace.encoding))  # noqa: B023 - called here
 
+    def forget_namespaces(self, tenant: str) -> None:
+        """Note none of a tenant's any longer, by a registry without them; where there is no room for it they stay."""
+        with self._lock:
+            gone = [n.digest for n in self._registry.namespaces.values() if n.tenant == tenant]
+            if gone and self.active:
+                for digest in gone:
+                    del self._registry.namespaces[digest]
+                self._replace(self._registry.compacted(0))
+
+    @property
+    def epochs(self) -> bytes:
+        """Those that were noted last, packed; empty: none were."""
+        return self._registry.epochs if self.active else b""
+
+    def remember_epochs(self, packed: bytes) -> bool:
+        """Note which epochs count; False: what is kept does not know."""
+        return not self.active or self._note(lambda log: log.note_epochs(packed), len(packed))
+
     def _note(self, write: Callable[[Registry], bool], more_bytes: int = 0) -> bool:
         """Append to the registry; where it is full, to a larger one. False: that one would not be kept."""
         with self._lock:
             if write(self._registry):
                 return True
-            larger, old = self._registry.compacted(4 * more_bytes), name_of(REGISTRY, self._number)
-            if not write(larger) or not self._keep_registry(larger):
+            larger = self._registry.compacted(4 * more_bytes)
+            if not write(larger):
                 larger.close()
                 return False
-            self.keeper.drop(old)
-            self._registry.close()
-            self._registry = larger
-            return True
+            return self._replace(larger)
+
+    def _replace(self, registry: Registry) -> bool:
+        """Have another registry kept in place of this one; False, and it is closed, where it would not be kept."""
+        old = name_of(REGISTRY, self._number)
+        if not self._keep_registry(registry):
+            registry.close()
+            return False
+        self.keeper.drop(old)
+        self._registry.close()
+        self._registry = registry
+        return True
 
     def close(self) -> None:
         """Unmap; what is kept stays so."""

@@ -15,7 +15,7 @@ import msgspec
 
 from kvstored.device.file import FileDevice
 from kvstored.errors import CorruptData, DeviceError
-from kvstored.tiers.formats import FORMAT_VERSION
+from kvstored.tiers.formats import FORMAT_SEALED, FORMAT_VERSION
 
 MARKER: Final = "FORMAT"
 MARKERS: Final = (MARKER, "FORMAT.copy")
@@ -56,7 +56,7 @@ def read_markers(device: FileDevice, path: Path) -> VolumeFormat | None:
     if not whole:
         raise CorruptData(f"{path / MARKER} is damaged, and so is its copy: empty the directory")
     best = max(whole, key=lambda marker: marker.format)
-    if best.format == FORMAT_VERSION:
+    if FORMAT_VERSION <= best.format <= FORMAT_SEALED:
         write_markers(device, path, best, [name for name in MARKERS if found.get(name) != best])
     return best
 
@@ -77,7 +77,7 @@ def _decode(stored: bytes) -> VolumeFormat | None:
     """A marker, or None where it is damaged. A newer one may have other fields, and no CRC of ours."""
     with suppress(ValueError):
         found = msgspec.json.decode(stored, type=VolumeFormat)
-        if found.format > FORMAT_VERSION and found.crc is None:
+        if found.format > FORMAT_SEALED and found.crc is None:
             return found
         if len(bytes.fromhex(found.volume)) != 16:
             return None

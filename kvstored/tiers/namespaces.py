@@ -27,6 +27,10 @@ class NamespaceFiles:
         self._device.make_directory(self._directory)
         self._device.replace(self._path(namespace.digest.hex()), pack_namespace(namespace))
 
+    def remove(self, digest: bytes) -> None:
+        """Keep one no longer; raises DeviceError."""
+        self._device.remove(self._path(digest.hex()), durably=True)
+
     def complete(self, namespaces: Iterable[Namespace]) -> None:
         """Write those that have no file; raises DeviceError."""
         there = self._device.names(self._directory)

@@ -7,41 +7,37 @@ then on, and the others carry on. Nothing is kept in memory per block: the index
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
-
-import msgspec
 
 from kvstored.clock import Clock
 from kvstored.device.file import FileDevice
 from kvstored.errors import ConfigError, DeviceError
 from kvstored.keys import Namespace, slot_bytes
-from kvstored.tiers.base import Health, Load, PathStatus, Record, Store, Usage
-from kvstored.tiers.extent import ExtentTable
-from kvstored.tiers.formats import DIGEST_BYTES, footer_bytes, header_bytes
+from kvstored.tiers.base import Allotment, Health, Load, Record, Store, Told, Wiped
+from kvstored.tiers.end_sweep import EndSweep, outlives
+from kvstored.tiers.epochs import Epochs
+from kvstored.tiers.formats import footer_bytes, header_bytes
 from kvstored.tiers.index import Index
 from kvstored.tiers.nvme_config import NvmeConfig
+from kvstored.tiers.nvme_finding import NvmeFinding
 from kvstored.tiers.opening import MakeIndex, VolumeOpener
 from kvstored.tiers.recovery import VolumePath
-from kvstored.tiers.recycling import Notices, OnEvicted
+from kvstored.tiers.recycling import Notices, OnEvicted, ignore
 from kvstored.tiers.spread import scatter, spread_store
+from kvstored.tiers.tenant_parts import TenantParts
 from kvstored.tiers.threads import Calls, MakePool, call_all, real_pool
 from kvstored.tiers.volume import Volume
+from kvstored.tiers.wiping import wipe_paths
 
 __all__ = ["NvmeConfig", "NvmeTier"]
 
 _Key = tuple[bytes, bytes]
 NAMESPACES_MAX: Final = 100_000
-PAGE_RECORDS_MAX: Final = 8192
 
 
-def _ignore(_tenant: str, _digest: bytes, _hashes: list[bytes]) -> None:
-    """Nobody wants to know what was evicted."""
-
-
-class NvmeTier:
+class NvmeTier(NvmeFinding):
     """A `LowerTier` on local file systems."""
 
     def __init__(
@@ -49,22 +45,31 @@ class NvmeTier:
         config: NvmeConfig,
         device: FileDevice,
         clock: Clock,
-        on_evicted: OnEvicted = _ignore,
+        on_evicted: OnEvicted = ignore,
         *,
-        on_dropped: OnEvicted = _ignore,
+        on_dropped: OnEvicted = ignore,
         make_pool: MakePool = real_pool,
         make_index: MakeIndex = Index,
+        allotment: Allotment | None = None,
+        epochs: Epochs | None = None,
+        on_expired: OnEvicted = ignore,
     ) -> None:
+        super().__init__(clock)
         self._config = config
         notices = Notices(on_evicted, on_dropped)
-        self._opener = VolumeOpener(config, device, clock, notices, make_pool, make_index)
+        self.tenants = TenantParts(lambda: self._volumes.values(), allotment)
+        self.barred = self.keys.barred
+        ours = (self.tenants.choose, self.keys, self._meters)
+        self._opener = VolumeOpener(config, device, clock, notices, make_pool, make_index, *ours)
+        self._opener.claim, self._opener.settle = self.tenants.claim, self.tenants.settle
         self._known: dict[bytes, Namespace] = {}
         self._paths = [
-            VolumePath(number, path, self._opener, clock, config.retry_s, self._known)
+            VolumePath(number, path, self._opener, clock, config.retry_s, self._known, epochs or Epochs())
             for number, path in enumerate(config.paths)
         ]
+        self.keys.paths = self._paths
         self._calls = Calls()
-        self._counts: Counter[str] = Counter()
+        self.sweep = EndSweep(self.ends, lambda: self._volumes.values(), on_expired)
         self.stuck = False  # after `close`: a thread has not come back from a device
 
     # --- life ---
@@ -83,6 +88,7 @@ class NvmeTier:
             raise
         for path in self._paths:
             path.watch()
+        self.sweep.start()
 
     async def close(self) -> None:
         """Wait for calls under way, then let go of files, threads and directories. No calls after it.
@@ -90,6 +96,7 @@ class NvmeTier:
         A call that its device does not end is not waited for beyond the deadline: `stuck` says so then.
         """
         timeout_s = self._config.io_deadline_s
+        self.sweep.stop()
         await self._calls.ended(timeout_s)
         closed = await asyncio.gather(*(path.close(timeout_s) for path in self._paths))
         self.stuck = self._opener.stuck or not all(closed)
@@ -105,70 +112,6 @@ class NvmeTier:
         """Look after every path now and not when its time has come: one that can come back does."""
         for path in self._paths:
             await path.step()
-
-    @property
-    def _volumes(self) -> dict[int, Volume]:
-        """The open ones, by the number of their path."""
-        return {path.number: path.volume for path in self._paths if path.volume is not None}
-
-    # --- finding ---
-
-    async def find(self, tenant: str, digest: bytes, hashes: Sequence[bytes], *, prefix: bool) -> list[Record | None]:
-        """See `LowerTier.find`."""
-        # A prefix may go on in another volume, so that only a lone one may stop at its first miss.
-        alone = prefix and len(self._volumes) == 1
-        finds = [volume.find(digest, hashes, prefix=alone) for volume in self._volumes.values()]
-        records = self._merge(tenant, len(hashes), await asyncio.gather(*finds))
-        if prefix and None in records:
-            del records[records.index(None) :]
-        for record in records:
-            if record is not None:
-                self._table(record).pin(record)
-        return records
-
-    def _merge(self, tenant: str, count: int, answers: Sequence[Sequence[Record | None]]) -> list[Record | None]:
-        """For each hash the first valid record of this tenant that a volume answered."""
-        records: list[Record | None] = [None] * count
-        for found in answers:
-            for i, record in enumerate(found):
-                if record is not None and records[i] is None and self._owner(record) == tenant:
-                    records[i] = record
-        return records
-
-    def unpin(self, records: Sequence[Record]) -> None:
-        """See `LowerTier.unpin`."""
-        for record in records:
-            volume = self._paths[record.location.volume].volume
-            if volume is not None:  # else: closed meanwhile
-                volume.table.unpin(record)
-
-    async def list_records(
-        self, digest: bytes | None, cursor: bytes, limit: int
-    ) -> tuple[list[tuple[bytes, bytes, Record]], bytes]:
-        """A page of at most `limit` valid records (digest, hash, record), of one namespace or of all.
-
-        `cursor` is empty at first and then what the last call returned, which is empty at the
-        end. A page may be short, or empty, before that. Raises DeviceError.
-        """
-        limit = min(limit, PAGE_RECORDS_MAX)
-        start, after = (cursor[0], cursor[1:]) if cursor else (0, b"")
-        for number, volume in sorted(self._volumes.items()):
-            if number < start or volume.health is Health.OFF:
-                continue
-            page = await volume.page(digest or b"", after if number == start else b"", limit)
-            if page:
-                valid = [(k[:DIGEST_BYTES], k[DIGEST_BYTES:], r) for k, r in page if volume.table.owner(r) is not None]
-                return valid, bytes([number]) + page[-1][0]
-        return [], b""
-
-    async def evicted_s(self, digest: bytes, hash_: bytes) -> float | None:
-        """See `LowerTier.evicted_s`; a path that cannot be read knows of none."""
-        times: list[float] = []
-        for volume in list(self._volumes.values()):
-            with suppress(DeviceError):
-                found = await volume.evicted_s(digest + hash_)
-                times += [] if found is None else [found]
-        return max(times, default=None)
 
     # --- loading, storing, deleting ---
 
@@ -193,15 +136,28 @@ class NvmeTier:
         # Pinned: what is answered as being there already must not be recycled for the rest of this call.
         present = await self._find_present(tenant, stores)
         try:
+            await self._prolong(stores, present)
             return await self._store_absent(tenant, stores, present)
         finally:
             self.unpin(list(present.values()))
+
+    async def _prolong(self, stores: Sequence[Store], present: Mapping[_Key, Record]) -> None:
+        """What is there, and was used since, ends as late as its copy above."""
+        later = [(key, r, s.expiry) for s in stores if (r := present.get(key := (s.digest, s.hash))) and outlives(s, r)]
+        for number, volume in self._volumes.items():
+            mine = [(digest + hash_, r, e) for (digest, hash_), r, e in later if e and r.location.volume == number]
+            if mine:
+                await volume.extend(mine)
 
     async def _store_absent(self, tenant: str, stores: Sequence[Store], present: Mapping[_Key, Record]) -> list[bool]:
         keys = [(store.digest, store.hash) for store in stores]
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
         wanted = sorted(i for key, i in first.items() if key not in present and self._fits(stores[i]))
-        done = await spread_store(self._of_health(Health.OK), tenant, stores, wanted, self._config.share_blocks)
+        fitting, charged = await self.tenants.charge(tenant, stores, wanted)
+        try:
+            done = await spread_store(self._of_health(Health.OK), tenant, stores, fitting, self._config.share_blocks)
+        finally:
+            self.tenants.settle(tenant, charged)
         stored = [stores[i].size_bytes for i in wanted if done[i]]
         self._counts.update(stored_blocks=len(stored), stored_bytes=sum(stored))
         self._counts["store_refused_blocks"] += len(wanted) - len(stored)
@@ -213,8 +169,10 @@ class NvmeTier:
             by_digest[store.digest][store.hash] = None
         present: dict[_Key, Record] = {}
         for digest, hashes in by_digest.items():
-            records = await self.find(tenant, digest, list(hashes), prefix=False)
+            records, ended = await self._find(tenant, digest, list(hashes), prefix=False)
             present.update(((digest, h), r) for h, r in zip(hashes, records, strict=True) if r is not None)
+            if ended:  # what is there still would not be stored again
+                await self._forget(digest, ended)
         return present
 
     async def delete(self, tenant: str, digest: bytes, hashes: Sequence[bytes]) -> int:
@@ -230,12 +188,9 @@ class NvmeTier:
         keys = [digest + hash_ for hash_ in hashes]
         off = [path for path in self._paths if path.volume not in volumes]
         for path in off:
-            path.note_deletes(tenant, digest, hashes)
-        outcomes = await call_all(volume.remove(tenant, keys) for volume in volumes)
-        failed = {id(v): error for v, error in zip(volumes, outcomes, strict=True) if isinstance(error, DeviceError)}
-        for path in (p for p in self._paths if id(p.volume) in failed):  # in doubt: no blocks until it is opened anew
-            path.note_deletes(tenant, digest, hashes)
-        for error in failed.values():
+            path.note_deletes(tenant, keys)
+        outcomes = await call_all(path.remove(tenant, keys) for path in self._paths if path not in off)
+        for error in (outcome for outcome in outcomes if isinstance(outcome, DeviceError)):
             raise error
         deleted = sum(outcome for outcome in outcomes if isinstance(outcome, int))
         self._counts["deleted_blocks"] += deleted
@@ -243,6 +198,31 @@ class NvmeTier:
             names = ", ".join(str(path.path) for path in off)
             raise DeviceError(f"{names} is off: what is deleted may come back from there: delete again when it is ok")
         return deleted
+
+    async def trim(self, tenant: str) -> bool:
+        """See `LowerTier.trim`: the tenant's oldest extent."""
+        return await self._calls.to_its_end(self.tenants.trim(tenant))
+
+    async def forget(self, digest: bytes, entries: Sequence[tuple[bytes, Record]]) -> tuple[int, int]:
+        """See `LowerTier.forget`."""
+        return await self._calls.to_its_end(self._forget(digest, entries))
+
+    async def _forget(self, digest: bytes, entries: Sequence[tuple[bytes, Record]]) -> tuple[int, int]:
+        shares: defaultdict[int, list[tuple[bytes, Record]]] = defaultdict(list)
+        for hash_, record in entries:
+            shares[record.location.volume].append((digest + hash_, record))
+        volumes = self._volumes
+        calls = [volumes[number].forget(share) for number, share in shares.items() if number in volumes]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        done = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        return sum(blocks for blocks, _ in done), sum(size_bytes for _, size_bytes in done)
+
+    async def wipe(self, tenants: Collection[str], told: Told, *, erased: Collection[str] = ()) -> Wiped:
+        """See `LowerTier.wipe`."""
+        return await wipe_paths(self._paths, tenants, self._calls, told, erased)
 
     # --- namespaces ---
 
@@ -256,60 +236,31 @@ class NvmeTier:
         self._known[namespace.digest] = namespace
         await asyncio.gather(*(volume.remember(namespace) for volume in self._volumes.values()))
 
+    async def forget_namespaces(self, tenant: str) -> None:
+        """See `LowerTier.forget_namespaces`."""
+        off = [path.path for path in self._paths if path.volume is None or path.volume.health is not Health.OK]
+        if off:
+            raise DeviceError(f"{off[0]}: names of namespaces cannot be taken away there now")
+        for path in self._paths:
+            assert path.volume is not None, "looked at above"
+            await self._calls.to_its_end(path.volume.forget_namespaces(tenant))
+        self._known = {digest: known for digest, known in self._known.items() if known.tenant != tenant}
+
+    async def remember_epochs(self) -> None:
+        """See `LowerTier.remember_epochs`; a path that is off learns of them before it is used again."""
+        outcomes = await self._calls.to_its_end(call_all(path.write_epochs() for path in self._paths))
+        for error in outcomes:
+            if error is not None:
+                raise error
+
     def namespaces(self) -> list[Namespace]:
         """Every namespace that was remembered."""
         return list(self._known.values())
-
-    # --- status ---
-
-    def usage(self) -> Usage:
-        """See `LowerTier.usage`; a path that is off has no capacity."""
-        parts = [msgspec.structs.astuple(volume.table.usage()) for volume in self._volumes.values()]
-        return Usage(*map(sum, zip(*parts, strict=True))) if parts else Usage(0, 0, 0, 0, 0, 0)
-
-    def audit(self) -> None:
-        """Recount the account of every volume; AssertionError where it is wrong."""
-        for volume in self._volumes.values():
-            volume.table.audit()
-
-    def tenant_usage(self) -> Mapping[str, tuple[int, int]]:
-        """See `LowerTier.tenant_usage`."""
-        totals: dict[str, tuple[int, int]] = {}
-        for volume in self._volumes.values():
-            for tenant, (bytes_, blocks) in volume.table.tenant_usage().items():
-                before = totals.get(tenant, (0, 0))
-                totals[tenant] = (before[0] + bytes_, before[1] + blocks)
-        return totals
-
-    @property
-    def health(self) -> Health:
-        """The best that any path can do."""
-        found = {volume.health for volume in self._volumes.values()}
-        return next((health for health in (Health.OK, Health.READ_ONLY) if health in found), Health.OFF)
-
-    def properties(self) -> dict[str, str]:
-        """See `LowerTier.properties`: one line for every path."""
-        return {f"path.{path.number}": path.status().describe() for path in self._paths}
-
-    def paths(self) -> list[PathStatus]:
-        """See `LowerTier.paths`."""
-        return [path.status() for path in self._paths]
-
-    def counters(self) -> dict[str, int]:
-        """See `LowerTier.counters`."""
-        return dict(sum((path.counts for path in self._paths), start=Counter(self._counts)))
 
     def _of_health(self, health: Health) -> list[Volume]:
         return [volume for volume in self._volumes.values() if volume.health is health]
 
     def _fits(self, store: Store) -> bool:
-        return slot_bytes(store.size_bytes) + footer_bytes(header_bytes(store)) <= self._config.extent_bytes
-
-    def _owner(self, record: Record) -> str | None:
-        volume = self._paths[record.location.volume].volume  # None or off: closed while its index was asked
-        return volume.table.owner(record) if volume is not None and volume.health is not Health.OFF else None
-
-    def _table(self, record: Record) -> ExtentTable:
-        volume = self._paths[record.location.volume].volume
-        assert volume is not None, "found in it in this turn"
-        return volume.table
+        return (
+            slot_bytes(store.size_bytes) + footer_bytes(header_bytes(store, sealed=True)) <= self._config.extent_bytes
+        )

@@ -24,6 +24,8 @@ class NvmeConfig(msgspec.Struct, frozen=True, kw_only=True):
     must have for each volume that it is spread over, so that a sync is paid by that many.
     `io_deadline_s`: the longest that a call to the device may take (0: as long as it likes).
     `retry_s`: how often a path is looked after, at first; `scrub_bytes_per_s`: for each path, 0 is off.
+    `write_budget_bytes_per_day`: for each path, 0 is none. `endurance_bytes`: what each path's drive takes, 0: unknown.
+    `reinsert_share`: of an extent that is to be recycled, so much is written again that was read; 0: nothing.
     """
 
     paths: Sequence[Path]
@@ -38,6 +40,9 @@ class NvmeConfig(msgspec.Struct, frozen=True, kw_only=True):
     io_deadline_s: float = 10.0
     retry_s: float = 5.0
     scrub_bytes_per_s: int = 32 << 20
+    write_budget_bytes_per_day: int = 0
+    endurance_bytes: Sequence[int] = ()
+    reinsert_share: float = 0.25
 
     def threads(self) -> int:
         """Load threads of one path: more than four gained nothing at 4 MiB a call."""

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from kvstored.clock import Clock
 from kvstored.device.file import FileDevice
+from kvstored.tiers import wear
 from kvstored.tiers.deadline import DeviceCalls, Late
 from kvstored.tiers.directory import Place, VolumeDirectory
 from kvstored.tiers.extent import ExtentTable
 from kvstored.tiers.index import Index
+from kvstored.tiers.key_ring import KeyRing, OpenKeys
 from kvstored.tiers.nvme_config import NvmeConfig
+from kvstored.tiers.one_extent import Extent
 from kvstored.tiers.orphans import take_back
 from kvstored.tiers.recycling import Notices
 from kvstored.tiers.scrub import Scrubber
 from kvstored.tiers.threads import MakePool, VolumeThreads, call
 from kvstored.tiers.volume import Volume
+from kvstored.tiers.wear import WearMeter
 
 MakeIndex: TypeAlias = Callable[[Path, int, int], Index]
 """The index in a directory: the directory, the volume's number, bytes of the map at first."""
@@ -35,6 +39,9 @@ class VolumeOpener:
         notices: Notices,
         make_pool: MakePool,
         make_index: MakeIndex,
+        choose: Callable[[str, Sequence[Extent]], Extent | None],
+        keys: OpenKeys,
+        meters: dict[int, WearMeter],
     ) -> None:
         self._config = config
         self._device = device
@@ -42,6 +49,13 @@ class VolumeOpener:
         self._notices = notices
         self._make_pool = make_pool
         self._make_index = make_index
+        self._choose = choose
+        self._keys = keys
+        self._meters = meters
+        # Set by the tier: so many bytes more a tenant may write, counted until they are settled (`TenantParts`).
+        self.claim: Callable[[str, int], int] = lambda tenant, size_bytes: size_bytes
+        self.settle: Callable[[str, int], None] = lambda tenant, size_bytes: None
+        self._identities: dict[int, bytes] = {}  # of the volumes that they count for
         self._left: dict[int, tuple[VolumeDirectory, DeviceCalls]] = {}  # being opened, past the deadline
 
     async def open(self, number: int, path: Path, counts: Counter[str], was: Place | None) -> Volume:
@@ -63,6 +77,9 @@ class VolumeOpener:
             found = await call(threads.stores, take_back, directory, rows)
             await call(threads.stores, directory.reserve)
             namespaces = await call(threads.index_reader, index.namespaces)
+            keys = KeyRing(directory, self._keys)
+            await call(threads.stores, keys.load)
+            meter = await self._meter(number, directory, threads)
         except BaseException:
             index.close()
             if number not in self._left:
@@ -70,9 +87,13 @@ class VolumeOpener:
             threads.stop()
             raise
         table = ExtentTable(config.extent_bytes, config.capacity_bytes // config.extent_bytes, rows)
+        table.choose = self._choose
         if was is not None:
             table.close_open()
-        volume = Volume(directory, table, index, namespaces, threads, config, self._clock, self._notices, counts)
+        clock, notices = self._clock, self._notices
+        place = (number, directory, table, index, namespaces, threads)
+        volume = Volume(*place, config, clock, notices, counts, keys, meter)
+        volume.reinsertion.claim, volume.reinsertion.settle = self.claim, self.settle
         counts.update(orphan_files=found.files, orphan_bytes=found.size_bytes)
         volume.suspects = dict.fromkeys(found.short)
         await volume.settle(found.lost)
@@ -96,6 +117,22 @@ class VolumeOpener:
         except Late:
             self._left[number] = (directory, calls)
             raise
+
+    async def _meter(self, number: int, directory: VolumeDirectory, threads: VolumeThreads) -> WearMeter:
+        """What was written to the drive: what this process knows of the volume, else what its file says."""
+        if self._identities.get(number) == directory.identity:
+            return self._meters[number]
+        path = directory.path / wear.FILE
+        kept = wear.unpack(await call(threads.stores, self._device.read_whole, path), path)
+        endurance = self._config.endurance_bytes
+        self._meters[number] = WearMeter(
+            self._clock,
+            kept,
+            budget_bytes=self._config.write_budget_bytes_per_day,
+            endurance_bytes=endurance[number] if number < len(endurance) else 0,
+        )
+        self._identities[number] = directory.identity
+        return self._meters[number]
 
     @property
     def stuck(self) -> bool:

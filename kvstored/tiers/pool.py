@@ -6,7 +6,8 @@ Plain state over segments, without memory calls of its own. Slot numbers are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from kvstored.keys import slot_bytes
 from kvstored.tiers.base import Usage
@@ -29,31 +30,34 @@ class SegmentPool:
         self._unused: dict[str, dict[int, Segment]] = {"": {}}
         self._used_bytes = self._dead_bytes = self._retired_bytes = self._blocks = 0
         self._tenants: dict[str, tuple[int, int]] = {}
+        self._wiping: Counter[str] = Counter()  # bytes of free slots that are taken to be wiped, in the above
+        self.wall: Callable[[], float] = lambda: 0.0  # set by who has a clock
+        self.since_s = 0.0  # when it was: what was there before was stored before
 
     # ---- slots ----
 
-    def allocate(self, tenant: str, size_bytes: int, count: int) -> list[int]:
+    def allocate(self, tenant: str, size_bytes: int, count: int, *, fresh: bool = True) -> list[int]:
         """Up to `count` slots for blocks of a size; fewer where nothing is free.
 
         From segments of the tenant and slot size, then from others of the tenant that nothing
-        uses, then from segments that never were anybody's.
+        uses, then, if `fresh`, from segments that never were anybody's.
         """
         size = slot_bytes(size_bytes)
         slots: list[int] = []
         while len(slots) < count:
-            segment = self._open_segment(tenant, size)
+            segment = self._open_segment(tenant, size, fresh=fresh)
             if segment is None:
                 break
             slots += self._take(segment, count - len(slots))
         return slots
 
-    def _open_segment(self, tenant: str, size: int) -> Segment | None:
+    def _open_segment(self, tenant: str, size: int, *, fresh: bool) -> Segment | None:
         for segment in self._open.get((tenant, size), {}).values():
             return segment
-        return self._cut_unused(tenant, size)
+        return self._cut_unused(tenant, size, (tenant, "") if fresh else (tenant,))
 
-    def _cut_unused(self, tenant: str, size: int) -> Segment | None:
-        for owner in (tenant, ""):
+    def _cut_unused(self, tenant: str, size: int, owners: Sequence[str]) -> Segment | None:
+        for owner in owners:
             for segment in self._unused.get(owner, {}).values():
                 if segment.size_bytes >= size:
                     self._cut(segment, tenant, size)
@@ -69,10 +73,29 @@ class SegmentPool:
         self._unused.setdefault(tenant, {})[segment.segment_id] = segment
         self._open.setdefault((tenant, size), {})[segment.segment_id] = segment
 
-    def _take(self, segment: Segment, count: int) -> list[int]:
+    def take_old(self, segment_id: int, count: int) -> list[int]:
+        """Take up to `count` free slots of one segment that may hold old bytes, to be wiped: then `give_back_old`.
+
+        They are nobody's blocks, and count for no limit.
+        """
+        segment = self._segments.get(segment_id)
+        if segment is None or segment.retired or not segment.old_slots:
+            return []
+        slots = self._take(segment, count, old=True)
+        self._wiping[segment.tenant] += len(slots) * segment.slot_bytes
+        return slots
+
+    def give_back_old(self, slots: Sequence[int]) -> None:
+        """What `take_old` took is free again."""
+        for slot in slots:
+            segment = self._segments[slot >> INDEX_BITS]
+            self._wiping[segment.tenant] -= segment.slot_bytes
+            self.free(slot)
+
+    def _take(self, segment: Segment, count: int, *, old: bool = False) -> list[int]:
         if not segment.used_slots:
             del self._unused[segment.tenant][segment.segment_id]
-        slots = segment.take(count)
+        slots = segment.take_old(count) if old else segment.take(count, int(self.wall()))
         if not segment.free_slots:
             del self._open[segment.tenant, segment.slot_bytes][segment.segment_id]
         self._charge(segment, len(slots))
@@ -119,6 +142,23 @@ class SegmentPool:
         segment_id = slot >> INDEX_BITS
         return segment_id, (slot & INDEX_MASK) * self._segments[segment_id].slot_bytes
 
+    def keep_time(self, wall: Callable[[], float]) -> None:
+        """Note from here on when slots are taken."""
+        self.wall, self.since_s = wall, wall()
+
+    def stored_s(self, slot: int) -> float:
+        """When the block in a slot was stored, at the latest (wall clock)."""
+        return self._segments[slot >> INDEX_BITS].taken_s(slot & INDEX_MASK) or self.since_s
+
+    def is_adopted(self, slot: int) -> bool:
+        """Whether an earlier process put the block there: when is not known."""
+        return not self._segments[slot >> INDEX_BITS].taken_s(slot & INDEX_MASK)
+
+    def moved(self, old: int, new: int) -> None:
+        """The block in a slot is in another one now, and as old as it was."""
+        taken_s = self._segments[old >> INDEX_BITS].taken_s(old & INDEX_MASK)
+        self._segments[new >> INDEX_BITS].note_taken(new & INDEX_MASK, taken_s)
+
     def bind(self, slot: int, owner: object) -> None:
         """Note what the slot holds, for `owner` and `occupants`; forgotten when the slot is freed."""
         self._segments[slot >> INDEX_BITS].bind(slot & INDEX_MASK, owner)
@@ -128,6 +168,13 @@ class SegmentPool:
         return self._segments[slot >> INDEX_BITS].owner(slot & INDEX_MASK)
 
     # ---- segments ----
+
+    def fill_last(self, segment_id: int) -> None:
+        """Take slots of this segment only where no other of its tenant and slot size has any: it is being emptied."""
+        segment = self._segments[segment_id]
+        same = self._open.get((segment.tenant, segment.slot_bytes), {})
+        if segment_id in same:
+            same[segment_id] = same.pop(segment_id)
 
     def add(self, segment: Segment) -> None:
         """Put a segment that nobody had yet into service."""
@@ -154,9 +201,15 @@ class SegmentPool:
         """All segments in service, or those of one tenant."""
         return [s for s in self._segments.values() if not s.retired and tenant in (None, s.tenant)]
 
+    def in_service(self, segment_id: int) -> bool:
+        """Whether blocks may lie in a segment; its id is not used again."""
+        segment = self._segments.get(segment_id)
+        return segment is not None and not segment.retired
+
     def occupants(self, segment_id: int) -> list[object]:
-        """What is bound to the slots of a segment."""
-        return self._segments[segment_id].occupants()
+        """What is bound to the slots of a segment; nothing where it is gone."""
+        segment = self._segments.get(segment_id)
+        return [] if segment is None else segment.occupants()
 
     def retire(self, segment_id: int) -> None:
         """Take a segment without used slots out of service; its bytes count as retired until disposed of."""
@@ -169,6 +222,10 @@ class SegmentPool:
         del self._open[segment.tenant, segment.slot_bytes][segment_id]
         self._dead_bytes -= segment.dead_bytes
         self._retired_bytes += segment.size_bytes
+
+    def retired(self, tenant: str) -> list[int]:
+        """Ids of a tenant's retired segments that are not disposed of: clients have not let go of them."""
+        return [s.segment_id for s in self._segments.values() if s.retired and s.tenant == tenant]
 
     def is_retired(self, segment_id: int) -> bool:
         """Whether it is retired and not yet disposed of."""
@@ -192,6 +249,23 @@ class SegmentPool:
     def tenant_usage(self) -> dict[str, tuple[int, int]]:
         """Per tenant: bytes used and blocks."""
         return dict(self._tenants)
+
+    def used_bytes_of(self, tenant: str) -> int:
+        """Bytes of the slots that a tenant has taken: what its limit and its guarantee count."""
+        return self._tenants.get(tenant, (0, 0))[0] - self._wiping[tenant]
+
+    def used_bytes_by_tenant(self) -> dict[str, int]:
+        """The same of all tenants that have, or had, any."""
+        return {tenant: used - self._wiping[tenant] for tenant, (used, _) in self._tenants.items()}
+
+    def misaccounted(self) -> list[str]:
+        """Tenants whose account is not what their segments say, a line each; looks at segments alone."""
+        counted: dict[str, int] = {}
+        for segment in self._segments.values():
+            counted[segment.tenant] = counted.get(segment.tenant, 0) + segment.used_bytes
+        accounts = self.used_bytes_by_tenant()
+        names = [name for name in {**counted, **accounts} if counted.get(name, 0) != accounts.get(name, 0)]
+        return [f"{n} has {counted.get(n, 0)} bytes of DRAM, its account is {accounts.get(n, 0)}" for n in names]
 
     def audit(self) -> None:
         """Count everything anew from the segments; AssertionError where the account is wrong."""

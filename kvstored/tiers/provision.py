@@ -10,19 +10,17 @@ from typing import Final, Literal
 
 import msgspec
 
+from kvstored.device import numa
 from kvstored.device.memory import HUGE_PAGE_BYTES, Mapping, available_bytes, descriptors_max
 from kvstored.errors import ConfigError
 from kvstored.keys import SLOT_ALIGN_BYTES
+from kvstored.segment_size import DRAM_SEGMENT_BYTES_MAX, check_segments, dram_segment_bytes
 from kvstored.tiers.segment import INDEX_BITS, Segment
 from kvstored.tiers.slots import SlotRecords
 
 Wish = Literal["auto", "never", "require"]
 
-SEGMENT_BYTES_MIN: Final = 64 << 20
-SEGMENT_BYTES_MAX: Final = SLOT_ALIGN_BYTES << INDEX_BITS
-# So many unless the configuration sets a size: descriptors are limited, per process and per message.
-SEGMENTS_USUAL: Final = 512
-SEGMENTS_MAX: Final = 4096
+assert DRAM_SEGMENT_BYTES_MAX == SLOT_ALIGN_BYTES << INDEX_BITS, "every place in a segment has a number"
 DESCRIPTORS_OWN: Final = 64  # at least, beside those of segments: sockets, files of NVMe, some clients
 _THREADS_MAX: Final = 4
 
@@ -38,6 +36,7 @@ class DramConfig(msgspec.Struct, frozen=True):
     segment_bytes: int = 0
     huge_pages: Wish = "auto"
     lock: Wish = "auto"
+    places: dict[int, frozenset[int]] = {}  # memory nodes for segments, by turns, and their CPUs; none: anywhere
 
 
 def segment_sizes(config: DramConfig, adopted_bytes: int = 0) -> list[int]:
@@ -45,30 +44,25 @@ def segment_sizes(config: DramConfig, adopted_bytes: int = 0) -> list[int]:
 
     `adopted_bytes` of it are there already. The capacity counts in whole 4 KiB. Raises ConfigError.
     """
-    segment_bytes = _segment_bytes(config)
     capacity_bytes = config.capacity_bytes // SLOT_ALIGN_BYTES * SLOT_ALIGN_BYTES
     if capacity_bytes <= 0:
         raise ConfigError(f"dram.capacity_bytes is {config.capacity_bytes}: it must be at least {SLOT_ALIGN_BYTES}")
+    segment_bytes = _segment_bytes(config)
+    try:
+        check_segments(capacity_bytes - adopted_bytes, segment_bytes)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     full, rest = divmod(capacity_bytes - adopted_bytes, segment_bytes)
-    if full > SEGMENTS_MAX:
-        cure = "leave dram.segment_bytes at 0" if config.segment_bytes else "make it smaller"
-        raise ConfigError(
-            f"dram.capacity_bytes is {capacity_bytes}: that makes {full} segments of {segment_bytes} bytes, "
-            f"{SEGMENTS_MAX} are allowed: {cure}"
-        )
     return [segment_bytes] * full + [rest] * bool(rest)
 
 
 def _segment_bytes(config: DramConfig) -> int:
-    if not config.segment_bytes:
-        wanted = max(SEGMENT_BYTES_MIN, config.capacity_bytes // SEGMENTS_USUAL)
-        return min(-(-wanted // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, SEGMENT_BYTES_MAX)
-    if config.segment_bytes % SLOT_ALIGN_BYTES or not 0 < config.segment_bytes <= SEGMENT_BYTES_MAX:
+    if config.segment_bytes % SLOT_ALIGN_BYTES or config.segment_bytes < 0:
         raise ConfigError(
             f"dram.segment_bytes is {config.segment_bytes}: it must be 0 (chosen for you) "
-            f"or a multiple of {SLOT_ALIGN_BYTES} up to {SEGMENT_BYTES_MAX}"
+            f"or a multiple of {SLOT_ALIGN_BYTES} up to {DRAM_SEGMENT_BYTES_MAX}"
         )
-    return config.segment_bytes
+    return config.segment_bytes or min(dram_segment_bytes(config.capacity_bytes), DRAM_SEGMENT_BYTES_MAX)
 
 
 def check_descriptors(segments: int) -> None:
@@ -107,7 +101,8 @@ def make(segment_id: int, size_bytes: int, config: DramConfig) -> Segment:
     """One segment, its memory populated; raises ConfigError or DeviceError."""
     mapping = Mapping(size_bytes, name="kvstored-dram", huge_pages=config.huge_pages != "never")
     try:
-        mapping.populate()
+        with numa.near(config.places, segment_id):
+            mapping.populate()
         if config.huge_pages == "require" and mapping.pages == "4k":
             raise ConfigError(_no_huge_pages("dram.require_huge_pages is true, but", size_bytes))
         locked = config.lock != "never" and mapping.lock()

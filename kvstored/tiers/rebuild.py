@@ -11,16 +11,17 @@ checked against its content hash whenever they are read.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvstored.device.file import FileDevice
-from kvstored.errors import CorruptData
+from kvstored.errors import CorruptData, DeviceError
 from kvstored.keys import HASH_BYTES_MIN, Namespace, slot_bytes
 from kvstored.tiers import pages
 from kvstored.tiers.check import take
 from kvstored.tiers.directory import DATA_FILE
+from kvstored.tiers.epoch_files import read_epochs
 from kvstored.tiers.footers import Footer, extent_files, read_footers
 from kvstored.tiers.formats import (
     DIGEST_BYTES,
@@ -28,8 +29,8 @@ from kvstored.tiers.formats import (
     Header,
     Kind,
     State,
-    Trailer,
     footer_bytes,
+    header_of,
     is_intact,
     join_header,
     pack_entry,
@@ -47,6 +48,7 @@ from kvstored.tiers.index_copy import IndexCopy
 from kvstored.tiers.namespaces import NamespaceFiles
 from kvstored.tiers.sources import Report, Source
 from kvstored.tiers.tombstones import Tombstone, read_tombstones
+from kvstored.tiers.trailer import Trailer, end_of
 from kvstored.tiers.transaction import lmdb_errors
 
 HEADERS_PER_ENTRY: Final = 1024  # of the journal
@@ -70,12 +72,21 @@ def rebuild(source: Source) -> Report:
     known = {(extent, trailer.generation) for extent, (trailer, _) in footers.items()}
     salvage = _salvage(source.index / DATA_FILE, known)
     tombstones, _, _ = read_tombstones(device, source.tombstones)
-    merged = Merge(source, tombstones)
-    _merge(merged, footers, salvage, extent_files(device, source))
     namespaces = {n.digest: n for n in (*salvage.namespaces, *NamespaceFiles(device, source.namespaces).read())}
+    merged = Merge(source, tombstones, _stale(device, source, namespaces.values()))
+    _merge(merged, footers, salvage, extent_files(device, source))
     with lmdb_errors(source.index):
         copy = _write(source, merged, namespaces)
         return merged.report(take(source, copy))
+
+
+def _stale(device: FileDevice, source: Source, namespaces: Iterable[Namespace]) -> set[bytes]:
+    """Digests of past epochs, as far as they are known: nobody finds what lies under them."""
+    try:
+        epochs, _ = read_epochs(device, Path(source.directory))
+    except DeviceError:
+        return set()
+    return {digest for namespace in namespaces for digest in epochs.stale_digests(namespace)}
 
 
 def _write(source: Source, merged: Merge, namespaces: dict[bytes, Namespace]) -> IndexCopy:
@@ -95,20 +106,22 @@ def _write(source: Source, merged: Merge, namespaces: dict[bytes, Namespace]) ->
 class Merge:
     """Extents one after the other, in the order of their sealing: later ones replace what earlier ones have."""
 
-    def __init__(self, source: Source, tombstones: Iterable[Tombstone]) -> None:
+    def __init__(self, source: Source, tombstones: Iterable[Tombstone], stale: Collection[bytes] = ()) -> None:
         self.rows: dict[int, ExtentRow] = {}
         self.entries: dict[bytes, tuple[ExtentRow, bytes, int]] = {}
         self.journal: list[tuple[bytes, bytes]] = []
         self._source = source
         self.tombstones = set(tombstones)
+        self._deleted = {t.key for t in self.tombstones if not t.moved}
+        self._stale = stale
         self._counts = Report()
 
     def sealed(self, trailer: Trailer, headers: bytes) -> None:
         """An extent with a footer."""
         row = ExtentRow(trailer.extent, trailer.generation, trailer.tenant, State.SEALED, trailer.sequence)
-        row.header_bytes = trailer.header_bytes
-        for header, _ in unpack_headers(headers):
-            self._add(row, header)
+        row.header_bytes, row.flags = trailer.header_bytes, trailer.flags
+        for number, (header, _) in enumerate(unpack_headers(headers)):
+            self._add(row, header._replace(expiry=end_of(trailer, number)) if trailer.ends else header)
             row.append_bytes = max(row.append_bytes, header.offset + slot_bytes(header.size_bytes))
         self.rows[row.extent] = row
         self._counts.sealed_extents += 1
@@ -139,7 +152,9 @@ class Merge:
 
     def _add(self, row: ExtentRow, header: Header) -> bool:
         key = header.digest + header.hash
-        if Tombstone(key, row.extent, row.generation, header.offset) in self.tombstones:
+        here = Tombstone(key, row.extent, row.generation, header.offset)
+        deleted = here in self.tombstones or (key in self._deleted and here._replace(moved=True) in self.tombstones)
+        if header.digest in self._stale or deleted:
             self._counts.deleted_records += 1
             return False
         size = slot_bytes(header.size_bytes)
@@ -208,7 +223,4 @@ def _salvage_record(found: Salvage, known: set[tuple[int, int]], key: bytes, val
         return
     place = record.location
     if (place.extent, place.generation) not in known:
-        digest, hash_ = key[:DIGEST_BYTES], key[DIGEST_BYTES:]
-        found.records[place.extent, place.generation][place.offset] = Header(
-            place.offset, record.size_bytes, record.created_s, record.content_hash, digest, hash_, record.parent
-        )
+        found.records[place.extent, place.generation][place.offset] = header_of(key, record)

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from kvstored.clock import Clock
-from kvstored.errors import ConfigError, DeviceError
+from kvstored.errors import ConfigError, CorruptData, DeviceError
 from kvstored.keys import Namespace
-from kvstored.tiers.base import Health, PathStatus
+from kvstored.tiers.base import Health, PathStatus, Record
 from kvstored.tiers.deadline import Late
+from kvstored.tiers.epoch_files import read_epochs, write_epochs
+from kvstored.tiers.epochs import Epochs, EpochTable
 from kvstored.tiers.opening import VolumeOpener
 from kvstored.tiers.scrub import Scrubber
 from kvstored.tiers.volume import Volume
@@ -42,6 +44,7 @@ class VolumePath:
         clock: Clock,
         retry_s: float,
         known: dict[bytes, Namespace],
+        epochs: Epochs,
     ) -> None:
         self.number = number
         self.path = path
@@ -50,6 +53,8 @@ class VolumePath:
         self.counts: Counter[str] = Counter()
         self._opener = opener
         self._known = known  # namespaces, of all paths
+        self._epochs = epochs  # of all paths too
+        self._epochs_written = EpochTable().pack()
         self._clock = clock
         self._retry_s = retry_s
         self._back_off_s = retry_s
@@ -203,13 +208,36 @@ class VolumePath:
             self._known.update(volume.namespaces)
             for namespace in list(self._known.values()):
                 await volume.remember(namespace)
-            while self._clear or self._deletes:  # more may be asked for meanwhile
+            await self._read_epochs(volume)
+            # More may be asked for meanwhile, of either.
+            while self._clear or self._deletes or self._epochs_written != self._epochs.wanted.pack():
+                await self._write_epochs(volume)
                 await self._catch_up(volume)
         except DeviceError:
             await volume.close()
             raise
         self.volume, self._place = volume, volume.directory.place
         self.scrubber = self._opener.scrubber(volume)
+
+    async def _read_epochs(self, volume: Volume) -> None:
+        """What it knows of epochs counts, before anything of it is found."""
+        directory = volume.directory
+        try:
+            call = (read_epochs, directory.device, directory.path)
+            found, written = await volume.calls.ask(volume.threads.stores, *call)
+        except CorruptData as error:
+            _log.error("%s: which epochs count is lost: nothing that is stored anywhere is found again", error)
+            await self._epochs.learn(self._epochs.after_loss(self._clock.wall()))
+            return
+        self._epochs_written = written or EpochTable().pack() if not found.last_number else written
+        await self._epochs.learn(found)
+
+    async def _write_epochs(self, volume: Volume) -> None:
+        packed, directory = self._epochs.wanted.pack(), volume.directory
+        if packed != self._epochs_written:
+            call = (write_epochs, directory.device, directory.path, packed)
+            await volume.calls.ask(volume.threads.stores, *call)
+            self._epochs_written = packed
 
     async def _catch_up(self, volume: Volume) -> None:
         """Delete what was deleted while it was off. Raises DeviceError: then it is still to be done."""
@@ -226,13 +254,41 @@ class VolumePath:
 
     # --- asked by the tier ---
 
-    def note_deletes(self, tenant: str, digest: bytes, hashes: Sequence[bytes]) -> None:
+    async def write_epochs(self) -> None:
+        """Have the wanted epochs on this path; raises DeviceError where they are not, or not yet."""
+        volume = self.volume
+        if volume is None or volume.health is Health.OFF:
+            raise DeviceError(f"{self.path} is off: it learns of the epoch when it is back: bump again then")
+        with volume.use():
+            await self._write_epochs(volume)
+
+    async def find(self, digest: bytes, hashes: Sequence[bytes], *, prefix: bool) -> Sequence[Record | None]:
+        """See `Volume.find`; without what is to be deleted when the path is opened anew. For an open path."""
+        assert self.volume is not None
+        found = await self.volume.find(digest, hashes, prefix=prefix)
+        if self._clear:
+            return []
+        if self._deletes:  # a put that found the record here would not be stored elsewhere, and lost then
+            gone = self._deletes
+            return [None if digest + h in gone else record for h, record in zip(hashes, found, strict=False)]
+        return found
+
+    async def remove(self, tenant: str, keys: Sequence[bytes]) -> int:
+        """See `Volume.remove`; what fails is in doubt, and done when the path is opened anew. For an open path."""
+        assert self.volume is not None
+        try:
+            return await self.volume.remove(tenant, keys)
+        except DeviceError:
+            self.note_deletes(tenant, keys)  # in the very turn: the path may be opened anew in the next
+            raise
+
+    def note_deletes(self, tenant: str, keys: Sequence[bytes]) -> None:
         """Blocks were deleted while the path is off: as soon as it is back they go, past a limit all others too."""
-        if len(self._deletes) + len(hashes) > DELETES_MAX:
+        if len(self._deletes) + len(keys) > DELETES_MAX:
             self._clear = True
             self._deletes.clear()
         if not self._clear:
-            self._deletes.update((digest + hash_, tenant) for hash_ in hashes)
+            self._deletes.update(dict.fromkeys(keys, tenant))
 
     def status(self) -> PathStatus:
         """For people."""

@@ -21,17 +21,19 @@ from kvstored.tiers.extent import ExtentTable
 from kvstored.tiers.formats import (
     DIGEST_BYTES,
     TRAILER_BYTES,
+    ExtentFlags,
     ExtentRow,
+    Header,
     State,
     footer_bytes,
-    pack_footer,
     unpack_headers,
-    unpack_trailer,
 )
 from kvstored.tiers.index import Index
 from kvstored.tiers.one_extent import Extent
 from kvstored.tiers.runs import Mover
 from kvstored.tiers.threads import VolumeThreads
+from kvstored.tiers.trailer import Trailer, pack_footer, unpack_trailer
+from kvstored.tiers.wear_file import WearFile
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +42,10 @@ OnEvicted: TypeAlias = Callable[[str, bytes, list[bytes]], None]
 
 
 PAGE_RECORDS: Final = 4096  # of the index, read in one go
+
+
+def ignore(_tenant: str, _digest: bytes, _hashes: list[bytes]) -> None:
+    """Nobody wants to know which records are gone."""
 
 
 class Notices(NamedTuple):
@@ -63,6 +69,7 @@ class Recycler:
         counts: Counter[str],
         on_evicted: OnEvicted,
         clock: Clock,
+        wear: WearFile,
     ) -> None:
         self._directory = directory
         self._table = table
@@ -73,9 +80,10 @@ class Recycler:
         self._counts = counts
         self._on_evicted = on_evicted
         self._clock = clock
+        self._wear = wear
 
-    async def make_ready(self, tenant: str) -> bool:
-        """Open an extent for the tenant, recycling one if need be. False: there is none to be had."""
+    async def make_ready(self, tenant: str, *, sealed: bool) -> bool:
+        """Open an extent for the tenant's blocks, encrypted or not, recycling one if need be. False: none is left."""
         extent = self._table.take_free()
         if extent is None:
             extent = self._table.victim(tenant)
@@ -83,11 +91,23 @@ class Recycler:
                 return False
             await self._recycle(extent)
         try:
-            await self._calls.call(self._threads.stores, self._erase_footer, extent.number)
+            if not sealed and self._directory.sealed and extent.flags & ExtentFlags.PURE:
+                await self._calls.call(self._threads.index_writer, self._index.stain, extent.number)
+            await self._erase(extent.number)
         except DeviceError:
             self._table.give_back(extent)
             raise
-        self._table.open(extent, tenant)
+        self._table.open(extent, tenant, sealed=sealed)
+        return True
+
+    async def recycle_oldest(self, tenant: str) -> bool:
+        """Make the oldest extent of a tenant free. False: it has none, or all are in use."""
+        extent = self._table.oldest_of(tenant)
+        if extent is None:
+            return False
+        await self._recycle(extent)
+        self._table.give_back(extent)
+        await self._calls.call(self._threads.stores, self._erase_footer, extent.number)
         return True
 
     async def seal_full(self) -> None:
@@ -117,15 +137,15 @@ class Recycler:
             self._table.forget(extent)
 
     async def _seal(self, extent: Extent, sequence: int) -> None:
-        headers = await self._calls.call(
-            self._threads.index_writer, self._index.headers, extent.number, extent.generation
-        )
-        row = ExtentRow(extent.number, extent.generation, extent.tenant, State.SEALED, sequence)
-        footer = pack_footer(row, self._directory.identity, b"".join(headers), len(headers))
+        kept = await self._calls.call(self._threads.index_writer, self._index.kept, extent.number, extent.generation)
+        headers, ends = [raw for raw, _ in kept], [record.expiry for _, record in kept]
+        row = ExtentRow(extent.number, extent.generation, extent.tenant, State.SEALED, sequence, flags=extent.flags)
+        footer = pack_footer(row, self._directory.identity, b"".join(headers), len(headers), ends)
         offset = self._table.extent_bytes - len(footer)
         assert offset >= extent.append_bytes, "the footer would overwrite blocks"
         await self._calls.call(self._threads.stores, self._mover.write_at, extent.number, offset, footer)
-        await self._calls.call(self._threads.index_writer, self._index.seal, row)
+        self._wear.wrote(len(footer), "footers")
+        await self._calls.call(self._threads.index_writer, self._wear.measured(self._index.seal), row)
         self._counts["sealed_extents"] += 1
 
     async def _recycle(self, extent: Extent, keys: list[bytes] | None = None) -> None:
@@ -148,7 +168,8 @@ class Recycler:
         here = await self._calls.call(self._threads.index_reader, self._lying_in, number, generation, keys)
         try:
             note = self._directory.evictions.note
-            await self._calls.call(self._threads.stores, note, here, self._clock.wall())
+            written = await self._calls.call(self._threads.stores, note, here, self._clock.wall())
+            self._wear.wrote(written, "other")
         except DeviceError as error:
             _log.warning("%s: evictions are not on record: %s", self._directory.path, error)
 
@@ -169,7 +190,7 @@ class Recycler:
                 await self._recycle(extent, keys[number])
                 self._table.give_back(extent)
                 # At once: an index made anew from footers must not bring back what was deleted with the rest.
-                await self._calls.call(self._threads.stores, self._erase_footer, number)
+                await self._erase(number)
 
     async def keys_of(self, number: int) -> list[bytes]:
         """Keys of the records that may lie in an extent; none where it is not known or its footer is damaged."""
@@ -178,11 +199,36 @@ class Recycler:
             return []
         return await self._keys(number, extent.generation, sealed=extent.state is State.SEALED)
 
+    async def clear(self, extent: Extent) -> None:
+        """Recycle an extent in which nothing is alive, for who makes it free or ready afterwards."""
+        await self._recycle(extent, [])
+
+    async def headers(self, extent: Extent) -> list[Header]:
+        """The records that its footer or journal names; none where the footer is damaged."""
+        if extent.state is State.SEALED:
+            return await self._calls.call(
+                self._threads.stores, self._headers_in_footer, extent.number, extent.generation
+            )
+        raw = await self._calls.call(self._threads.index_writer, self._index.headers, extent.number, extent.generation)
+        return [header for header, _ in unpack_headers(b"".join(raw))]
+
     async def _keys(self, number: int, generation: int, *, sealed: bool) -> list[bytes]:
         if sealed:
             return await self._calls.call(self._threads.stores, self._keys_in_footer, number, generation)
         headers = await self._calls.call(self._threads.index_writer, self._index.headers, number, generation)
         return _keys(b"".join(headers))
+
+    async def keys_that_end(self, extent: Extent, *, all_of_them: bool) -> list[bytes]:
+        """Keys of the records that may end, or of `all_of_them`, as far as footer or journal name them."""
+        if extent.state is State.SEALED and not all_of_them:
+            read = self._trailer
+            trailer = await self._calls.call(self._threads.stores, read, extent.number, extent.generation)
+            if trailer is not None and not trailer.ends:
+                return []
+        return await self.keys_of(extent.number)
+
+    async def _erase(self, number: int) -> None:
+        self._wear.wrote(await self._calls.call(self._threads.stores, self._erase_footer, number), "footers")
 
     # --- in threads ---
 
@@ -202,25 +248,37 @@ class Recycler:
 
     def _keys_in_footer(self, extent: int, generation: int) -> list[bytes]:
         """Keys of a sealed extent's records; none where its footer is damaged (the index is searched then)."""
-        end = self._table.extent_bytes
+        return [header.digest + header.hash for header in self._headers_in_footer(extent, generation)]
+
+    def _headers_in_footer(self, extent: int, generation: int) -> list[Header]:
+        end, trailer = self._table.extent_bytes, self._trailer(extent, generation)
         try:
-            trailer = unpack_trailer(self._mover.read_at(extent, end - TRAILER_BYTES, TRAILER_BYTES))
-            if trailer is None or trailer[1:4] != (self._directory.identity, extent, generation):
-                return []
-            if not trailer.header_bytes:  # all of its records were deleted before it was sealed
+            if trailer is None or not trailer.header_bytes:  # all of its records were deleted before it was sealed
                 return []
             headers = self._mover.read_at(extent, end - footer_bytes(trailer.header_bytes), trailer.header_bytes)
         except DeviceError:
             return []
-        return _keys(headers) if zlib.crc32(headers) == trailer.headers_crc else []
+        intact = zlib.crc32(headers) == trailer.headers_crc
+        return [header for header, _ in unpack_headers(headers)] if intact else []
 
-    def _erase_footer(self, extent: int) -> None:
-        """Nothing found in this extent from here on is from before."""
+    def _trailer(self, extent: int, generation: int) -> Trailer | None:
+        try:
+            data = self._mover.read_at(extent, self._table.extent_bytes - TRAILER_BYTES, TRAILER_BYTES)
+        except DeviceError:
+            return None
+        trailer = unpack_trailer(data)
+        ours = trailer is not None and trailer[1:4] == (self._directory.identity, extent, generation)
+        return trailer if ours else None
+
+    def _erase_footer(self, extent: int) -> int:
+        """Nothing found in this extent from here on is from before; returns the bytes that it wrote."""
         self._mover.forgive(extent)
         offset = self._table.extent_bytes - TRAILER_BYTES
         there = self._directory.device.exists(self._mover.path(extent))
         if there and self._mover.read_at(extent, offset, TRAILER_BYTES):
             self._mover.write_at(extent, offset, bytes(TRAILER_BYTES))
+            return TRAILER_BYTES
+        return 0
 
     def _remove_file(self, extent: int) -> None:
         path = self._mover.path(extent)

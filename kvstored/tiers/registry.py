@@ -33,6 +33,7 @@ BOOT: Final = 1  # u64 number of a start
 SEGMENT: Final = 2  # u64 id, kind of its pages in ASCII
 SEGMENT_GONE: Final = 3  # u64 id
 NAMESPACE: Final = 4  # msgpack of tenant, digest, encoding, fields
+EPOCHS: Final = 5  # `EpochTable.pack`
 
 _MAGIC: Final = b"kvsmeta\0"
 _HEADER: Final = struct.Struct("=8sII")
@@ -52,6 +53,7 @@ class Registry:
         self.last_segment_id = 0
         self.segments: dict[int, str] = {}  # id -> kind of its pages
         self.namespaces: dict[bytes, Namespace] = {}
+        self.epochs = b""  # as noted last
         self._mapping = mapping
         self._table = mapping.view()
         self._words = self._table.cast("Q")
@@ -88,7 +90,10 @@ class Registry:
         if version != FORMAT_VERSION:
             raise CorruptData(f"the registry has format {version}, this daemon reads {FORMAT_VERSION}")
         while (body := self._body()) is not None:
-            self._apply(body[0], body[1:])
+            try:
+                self._apply(body[0], body[1:])
+            except (ValueError, struct.error) as error:  # msgspec's errors are ValueErrors
+                raise CorruptData(f"the registry has an entry that makes no sense: {error}") from None
             self._end = self._after(len(body))
 
     def _body(self) -> bytes | None:
@@ -117,6 +122,8 @@ class Registry:
         elif kind == NAMESPACE:
             namespace = Namespace(*msgspec.msgpack.decode(body, type=tuple[str, bytes, bytes, dict[str, str]]))
             self.namespaces[namespace.digest] = namespace
+        elif kind == EPOCHS:
+            self.epochs = body
 
     # ---- writing: False where the log is full ----
 
@@ -139,6 +146,10 @@ class Registry:
         fields = (namespace.tenant, namespace.digest, namespace.encoding, namespace.fields)
         return self._append(NAMESPACE, msgspec.msgpack.encode(fields))
 
+    def note_epochs(self, packed: bytes) -> bool:
+        """Which epochs count from here on."""
+        return self._append(EPOCHS, packed)
+
     def _append(self, kind: int, data: bytes) -> bool:
         body = bytes([kind]) + data
         start, end = self._end, self._after(len(body))
@@ -159,6 +170,7 @@ class Registry:
         done = [made.note_boot(self.boot), made.note_gone(self.last_segment_id)]
         done += [made.note_segment(*segment) for segment in self.segments.items()]
         done += [made.note_namespace(namespace) for namespace in self.namespaces.values()]
+        done += [made.note_epochs(self.epochs)] if self.epochs else []
         assert all(done), "it is larger"
         return made
 

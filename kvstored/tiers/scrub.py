@@ -8,17 +8,19 @@ that gives way to others; between two pieces it rests until the bytes are within
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvstored.clock import Clock
 from kvstored.device.file import AlignedBuffer
 from kvstored.errors import DeviceError
-from kvstored.keys import slot_bytes
+from kvstored.keys import in_pieces, slot_bytes
 from kvstored.tiers.base import Health, Record
 from kvstored.tiers.formats import DIGEST_BYTES
-from kvstored.tiers.runs import Block, Read, cut
+from kvstored.tiers.runs import Read
+from kvstored.tiers.sealing import Lock
 from kvstored.tiers.volume import Volume
+from kvstored.tiers.volume_io import read_each
 
 PIECE_BYTES: Final = 1 << 20
 KEYS_PER_SEARCH: Final = 256
@@ -82,7 +84,8 @@ class Scrubber:
         try:
             keys = await volume.recycler.keys_of(extent)
             for start in range(0, len(keys), KEYS_PER_SEARCH):
-                for piece in _pieces(await self._find(extent, keys[start : start + KEYS_PER_SEARCH])):
+                entries = await self._find(extent, keys[start : start + KEYS_PER_SEARCH])
+                for piece in in_pieces(entries, lambda entry: entry[1].size_bytes, PIECE_BYTES):
                     if self._stopping.is_set() or volume.health is not Health.OK:
                         return
                     await self._scrub(piece)
@@ -106,13 +109,16 @@ class Scrubber:
 
     async def _scrub(self, piece: Sequence[Entry]) -> None:
         volume, begun_s = self._volume, self._clock.monotonic()
-        entries = [(key, record) for key, record in piece if volume.table.owner(record) is not None]
+        valid = [(key, record) for key, record in piece if volume.table.owner(record) is not None]
+        locks = volume.locks_of(valid)  # what has no key here cannot be checked, and is left alone
+        entries = [entry for entry in valid if not entry[1].seal or entry[0] in locks]
+        volume.counts["scrub_locked_blocks"] += len(valid) - len(entries)
         size_bytes = sum(slot_bytes(record.size_bytes) for _, record in entries)
         for _, record in entries:
             volume.table.pin(record)
         try:
             if entries:
-                outcomes = await volume.calls.call(volume.threads.scrub, self._read, entries, size_bytes)
+                outcomes = await volume.calls.call(volume.threads.scrub, self._read, entries, locks, size_bytes)
                 bad = [entry for entry, outcome in zip(entries, outcomes, strict=True) if outcome is not Read.OK]
                 volume.counts["scrubbed_bytes"] += size_bytes
                 volume.counts["scrub_corrupt_blocks"] += sum(outcome is Read.CORRUPT for outcome in outcomes)
@@ -124,34 +130,10 @@ class Scrubber:
                 volume.table.unpin(record)
         await self._rest(max(0.0, size_bytes / self._bytes_per_s - (self._clock.monotonic() - begun_s)))
 
-    def _read(self, entries: Sequence[Entry], size_bytes: int) -> list[Read]:
+    def _read(self, entries: Sequence[Entry], locks: Mapping[bytes, Lock], size_bytes: int) -> list[Read]:
         """In a thread: outcomes in the order of the entries."""
         scratch = AlignedBuffer(size_bytes)
         try:
-            blocks, at = [], scratch.address
-            for position, (_, record) in enumerate(entries):
-                place = record.location
-                blocks.append(Block(place.extent, place.offset, at, record.size_bytes, record.content_hash, position))
-                at += slot_bytes(record.size_bytes)
-            outcomes = [Read.UNREADABLE] * len(entries)
-            for run in cut(blocks, PIECE_BYTES, 1):
-                for block, outcome in zip(run.blocks, self._volume.mover.read(run), strict=True):
-                    outcomes[block.position] = outcome
-            return outcomes
+            return read_each(self._volume.mover, entries, locks, scratch.address, PIECE_BYTES)
         finally:
             scratch.close()
-
-
-def _pieces(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Cut entries into pieces of about `PIECE_BYTES`, at least one block each."""
-    piece: list[Entry] = []
-    size_bytes = 0
-    for entry in entries:
-        slot = slot_bytes(entry[1].size_bytes)
-        if piece and size_bytes + slot > PIECE_BYTES:
-            yield piece
-            piece, size_bytes = [], 0
-        piece.append(entry)
-        size_bytes += slot
-    if piece:
-        yield piece

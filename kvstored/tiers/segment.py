@@ -31,11 +31,13 @@ class Segment:
         "_freed",
         "_mapping",
         "_owners",
+        "_taken_s",
         "_untouched",
         "address",
         "exposed",
         "locked",
         "records",
+        "recut",
         "retired",
         "segment_id",
         "size_bytes",
@@ -56,10 +58,12 @@ class Segment:
         self.used_slots = 0
         self.exposed = False
         self.retired = False
+        self.recut = False  # bytes of an earlier division may lie where no slot of this one was taken yet
         self.records = records
         self._mapping = mapping
         self._fd = -1
         self._owners: list[object] = []
+        self._taken_s = array("I")  # when each slot was taken last, wall clock; 0: by an earlier process
         self._freed = array("I")  # indices that were given back, the latest last
         self._untouched = 0  # all indices from here on were never taken
 
@@ -95,9 +99,11 @@ class Segment:
         assert self.tenant in ("", tenant), "a segment serves one tenant in its life"
         slots = min(self.size_bytes // slot_bytes, SLOTS_MAX)
         assert slots, "a slot fits"
+        self.recut = self.slots > 0
         self.records.cut(tenant, slots, slot_bytes)
         self.tenant, self.slot_bytes, self.slots = tenant, slot_bytes, slots
         self._owners = [_VACANT] * slots
+        self._taken_s = array("I", bytes(4 * slots))
         self._freed = array("I")
         self._untouched = 0
 
@@ -105,14 +111,16 @@ class Segment:
         """Take over the division that its records tell of, with these slots in use (ascending)."""
         self.tenant, self.slot_bytes, self.slots = self.records.tenant, self.records.slot_bytes, self.records.slots
         self.exposed = True  # a client of the earlier process may have it mapped still
+        self.recut = True  # or of the same one: what it held is not known here
         self._owners = [_VACANT] * self.slots
+        self._taken_s = array("I", bytes(4 * self.slots))
         for index in taken:
             self._owners[index] = None
         self._untouched = taken[-1] + 1 if taken else 0
         self._freed = array("I", [i for i in range(self._untouched - 1, -1, -1) if self._owners[i] is _VACANT])
         self.used_slots = len(taken)
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int, wall_s: int) -> list[int]:
         """Numbers of up to `count` free slots, ascending and side by side as far as possible."""
         first, freed, owners = self._untouched, self._freed, self._owners
         fresh = min(count, self.slots - first)
@@ -123,11 +131,45 @@ class Segment:
             indices += freed[len(freed) - reused :]
             del freed[len(freed) - reused :]
             indices.sort()
+        taken_s = self._taken_s
         for index in indices:
             owners[index] = None
+            taken_s[index] = wall_s
         self.used_slots += len(indices)
         base = self.segment_id << INDEX_BITS
         return [base | index for index in indices]
+
+    def taken_s(self, index: int) -> int:
+        """When the slot was taken (wall clock); 0: by an earlier process."""
+        return self._taken_s[index]
+
+    def note_taken(self, index: int, wall_s: int) -> None:
+        """The block in the slot was stored earlier than the slot was taken."""
+        self._taken_s[index] = wall_s
+
+    @property
+    def old_slots(self) -> int:
+        """How many free slots may hold bytes of blocks that are gone."""
+        return len(self._freed) + (self.slots - self._untouched if self.recut else 0)
+
+    def take_old(self, count: int) -> list[int]:
+        """Numbers of up to `count` free slots that may hold old bytes, those first that were free longest."""
+        indices = self._freed[:count].tolist()
+        del self._freed[:count]
+        if self.recut:
+            first = self._untouched
+            self._untouched = min(self.slots, first + count - len(indices))
+            indices += range(first, self._untouched)
+        for index in indices:
+            self._owners[index] = None
+        self.used_slots += len(indices)
+        return [self.segment_id << INDEX_BITS | index for index in indices]
+
+    def zero_tail(self) -> int:
+        """Make zeros of the tail that is too short for a slot; returns its bytes."""
+        if self.dead_bytes:
+            self._mapping.zero(self.slots * self.slot_bytes, self.dead_bytes)
+        return self.dead_bytes
 
     def give_back(self, index: int) -> None:
         """Free a slot; its record says so before anything else can happen to its bytes."""
@@ -167,6 +209,10 @@ class Segment:
             self._fd = -1
         self.address = 0
         return self._mapping
+
+    def punch(self) -> None:
+        """Give its bytes back to the kernel: zeros for whoever has it mapped. Raises DeviceError."""
+        self._mapping.punch()
 
     def lock(self) -> None:
         """Keep its memory from being swapped; `locked` says whether that is allowed."""

@@ -18,9 +18,11 @@ Record:
     12   u32  size of the block       16  16s  content hash (zeros: not hashed yet)
     32   16s  namespace digest        48  u8   hash length        49  u8   parent length
     56   64s  hash                    120 64s  parent
-    184  8s   zeros: room under the CRC (expiry)
+    184  u64  when it ends, and its sliding TTL (`Expiry.word`); 0: it does not
     192  u64  rank: generation's lower 32 bits << 32 | place in the eviction order, changed in place
-    200  56s  zeros: room for more that changes in place
+    200  u64  a later, or earlier, end: seconds since 1970 << 32 | CRC-32 of them and the generation
+    208  u64  the limit of a sliding end, likewise
+    216  40s  zeros: room for more that changes in place
 
 Order of writes, so that a kill at any point leaves a record that is right or not READY:
 to begin, the word becomes WRITING, then the body; to commit, content hash and CRC, then the
@@ -41,6 +43,7 @@ from kvstored.device.inherited import InheritedMapping
 from kvstored.device.memory import CONTENT_HASH_BYTES, PAGE_BYTES, Mapping
 from kvstored.errors import CorruptData, InvalidArgument
 from kvstored.keys import HASH_BYTES_MAX, SLOT_ALIGN_BYTES
+from kvstored.lifetime import Expiry
 
 FORMAT_VERSION: Final = 2
 RECORD_BYTES: Final = 256
@@ -53,8 +56,8 @@ READY: Final = 2
 _MAGIC: Final = b"kvslots\0"
 _HEADER: Final = struct.Struct("=8sIIIIQ")
 _TENANT: Final = struct.Struct("=H198s")
-_RECORD: Final = struct.Struct("=QII16s16sBB6x64s64s8xQ56x")
-_BODY: Final = struct.Struct("=I16s16sBB6x64s64s")
+_RECORD: Final = struct.Struct("=QII16s16sBB6x64s64sQQQQ40x")
+_BODY: Final = struct.Struct("=I16s16sBB6x64s64sQ")
 _CRC: Final = struct.Struct("=I")
 _BODY_AT: Final = 12
 _CRC_AT: Final = 8
@@ -64,14 +67,40 @@ _CHECKED_TO: Final = 192
 _WORDS_PER_RECORD: Final = RECORD_BYTES // 8
 _CUT_WORD: Final = 4
 _TENANT_AT: Final = 40
+_EXPIRY_WORD: Final = 23
 _RANK_WORD: Final = 24
+_END_WORD: Final = 25
+_LIMIT_WORD: Final = 26
+_SEALED: Final = struct.Struct("=IQ")
 _UNHASHED: Final = bytes(CONTENT_HASH_BYTES)
+_GENERATIONS: Final = (1 << 62) - 1  # a damaged word may hold the last one: then they begin anew
 _LOW_32: Final = (1 << 32) - 1
 
 
 @lru_cache(maxsize=64)
 def _cutter(count: int) -> struct.Struct:
     return struct.Struct(f"{_HEAD_BYTES}s{RECORD_BYTES - _HEAD_BYTES}x" * count)
+
+
+def _checked(value: int, generation: int) -> int:
+    """A number that changes in place, with what shows that it is this block's and whole."""
+    return value << 32 | crc32(_SEALED.pack(value, generation))
+
+
+def _read_checked(word: int, generation: int) -> int | None:
+    value = word >> 32
+    return value if word == _checked(value, generation) else None
+
+
+def _expiry(word: int, end: int, limit: int, generation: int) -> Expiry | None:
+    """What a record says of its block's end; one whose limit is damaged ends as it was put."""
+    limit_s, end_s = _read_checked(limit, generation), _read_checked(end, generation)
+    expiry = Expiry.of(word, limit_s or 0)
+    if expiry is not None and expiry.sliding_s and limit_s is None:
+        return Expiry(expiry.expires_s)
+    if end_s is None:
+        return expiry
+    return Expiry(float(end_s)) if expiry is None else Expiry(float(end_s), expiry.sliding_s, expiry.limit_s)
 
 
 class SlotRecord(NamedTuple):
@@ -95,6 +124,7 @@ class Found(NamedTuple):
     digest: bytes
     hash: bytes
     parent: bytes
+    expiry: Expiry | None = None
 
 
 class SlotRecords:
@@ -169,14 +199,18 @@ class SlotRecords:
             _TENANT.pack_into(self._table, _TENANT_AT, len(name), name)
         self._words[_CUT_WORD] = slots << 32 | slot_bytes
 
-    def begin(self, slot: int, size_bytes: int, digest: bytes, hash_: bytes, parent: bytes) -> int:
+    def begin(
+        self, slot: int, size_bytes: int, digest: bytes, hash_: bytes, parent: bytes, expiry: Expiry | None = None
+    ) -> int:
         """Note that a block is being written to the slot; returns the slot's new generation."""
-        generation = self.generation(slot) + 1
+        generation = (self.generation(slot) + 1) & _GENERATIONS
         self._words[(slot + 1) * _WORDS_PER_RECORD] = generation << 2 | WRITING
         _BODY.pack_into(
             self._table, (slot + 1) * RECORD_BYTES + _BODY_AT, size_bytes, _UNHASHED, digest, len(hash_), len(parent),
-            hash_, parent,
+            hash_, parent, 0 if expiry is None else expiry.word,
         )  # fmt: skip
+        if expiry is not None and expiry.sliding_s:
+            self._words[(slot + 1) * _WORDS_PER_RECORD + _LIMIT_WORD] = _checked(expiry.limit_s, generation)
         return generation
 
     def commit(self, slot: int, content_hash: bytes) -> None:
@@ -188,12 +222,23 @@ class SlotRecords:
         _CRC.pack_into(self._table, at + _CRC_AT, self._checksum(at, word >> 2))
         self._words[(slot + 1) * _WORDS_PER_RECORD] = word >> 2 << 2 | READY
 
+    def move_end(self, slot: int, expiry: Expiry) -> None:
+        """Note another end of the block in the slot, and its limit, in place; in whole seconds, rounded down."""
+        at, generation = (slot + 1) * _WORDS_PER_RECORD, self.generation(slot)
+        self._words[at + _LIMIT_WORD] = _checked(expiry.limit_s, generation)
+        self._words[at + _END_WORD] = _checked(int(expiry.expires_s), generation)
+
+    def expiry(self, slot: int) -> Expiry | None:
+        """When the block in the slot ends, as it was noted last."""
+        at, words = (slot + 1) * _WORDS_PER_RECORD, self._words
+        return _expiry(words[at + _EXPIRY_WORD], words[at + _END_WORD], words[at + _LIMIT_WORD], self.generation(slot))
+
     def clear(self, slot: int) -> None:
         """Note that the slot is free, before any of its bytes changes; harmless when repeated."""
         at = (slot + 1) * _WORDS_PER_RECORD
         word = self._words[at]
         if word & 3 != FREE:
-            self._words[at] = ((word >> 2) + 1) << 2 | FREE
+            self._words[at] = ((word >> 2) + 1 & _GENERATIONS) << 2 | FREE
 
     def state(self, slot: int) -> int:
         """FREE, WRITING or READY."""
@@ -220,7 +265,7 @@ class SlotRecords:
         at, generation = (slot + 1) * RECORD_BYTES, self.generation(slot)
         if _CRC.unpack_from(self._table, at + _CRC_AT)[0] != self._checksum(at, generation):
             raise CorruptData(f"the record of slot {slot} has a wrong CRC")
-        size, content, digest, hash_len, parent_len, hash_, parent = _BODY.unpack_from(self._table, at + _BODY_AT)
+        size, content, digest, hash_len, parent_len, hash_, parent, _ = _BODY.unpack_from(self._table, at + _BODY_AT)
         content = b"" if content == _UNHASHED else content
         return SlotRecord(generation, size, content, digest, hash_[:hash_len], parent[:parent_len])
 
@@ -239,7 +284,7 @@ class SlotRecords:
         table, slot_bytes = self._table, self.slot_bytes
         records = table[RECORD_BYTES : RECORD_BYTES * (self.slots + 1)]
         for index, record in enumerate(_RECORD.iter_unpack(records)):
-            word, crc, size, content, digest, hash_len, parent_len, hash_, parent, rank = record
+            word, crc, size, content, digest, hash_len, parent_len, hash_, parent, life, rank, end, limit = record
             if not word & 3:
                 continue
             at, low = (index + 1) * RECORD_BYTES, word >> 2 & _LOW_32
@@ -253,7 +298,9 @@ class SlotRecords:
                 reason = "damaged_record"
             else:
                 place = rank & _LOW_32 if rank >> 32 == low else 0
-                found.append(Found(index, place, size, content, digest, hash_[:hash_len], parent[:parent_len]))
+                expiry = _expiry(life, end, limit, word >> 2) if life or end else None
+                hashes = (hash_[:hash_len], parent[:parent_len])
+                found.append(Found(index, place, size, content, digest, *hashes, expiry))
                 continue
             dropped[reason] += 1
             self.clear(index)

@@ -7,7 +7,9 @@ memory is the session's own and goes with it: it is never given to another.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from kvstored.device.memory import MODE_CLIENTS_WRITE, Mapping
@@ -27,6 +29,7 @@ class Staging:
         self._on_gone = on_gone
         self._holds = 0
         self._closing = False
+        self._on_ended: Callable[[], None] = lambda: None
 
     def read_write_fd(self) -> int:
         """The descriptor for the client to map; it stays the staging's."""
@@ -37,6 +40,10 @@ class Staging:
         if self._closing or offset < 0 or size_bytes < 0 or offset + size_bytes > self.size_bytes:
             raise InvalidArgument(f"staging has no {size_bytes} bytes at {offset}: its size is {self.size_bytes}")
         return self._mapping.address + offset
+
+    def zero(self) -> None:
+        """Make zeros of it; blocks. Its client must have nothing in it that is still to be committed."""
+        self._mapping.zero()
 
     def hold(self) -> None:
         """A copy from this memory begins: it stays mapped until as many `unhold`."""
@@ -50,20 +57,25 @@ class Staging:
         if self._closing and not self._holds:
             self._unmap()
 
-    def close(self) -> None:
-        """Give the memory back, at once or when the last copy is over; harmless when repeated."""
+    def close(self, on_ended: Callable[[], None] = lambda: None) -> None:
+        """Give the memory back, at once or when the last copy is over, then call `on_ended`; harmless when repeated."""
         if not self._closing:
             self._closing = True
+            self._on_ended = on_ended
             if not self._holds:
                 self._unmap()
 
     def _unmap(self) -> None:
         if self.size_bytes <= UNMAP_AT_ONCE_BYTES:
             self._give_back()
-            self._on_gone(self.size_bytes)
+            self._given_back()
             return
         giving = asyncio.get_running_loop().run_in_executor(None, self._give_back)
-        giving.add_done_callback(lambda _: self._on_gone(self.size_bytes))
+        giving.add_done_callback(lambda _: self._given_back())
+
+    def _given_back(self) -> None:
+        self._on_gone(self.size_bytes)
+        self._on_ended()
 
     def _give_back(self) -> None:
         # A client that outlives its session, or a fork of it, may keep its mapping: without this
@@ -75,43 +87,51 @@ class Staging:
 
 
 class StagingPool:
-    """Makes staging memory, up to a limit for all sessions together."""
+    """Makes staging memory, up to a limit for all sessions together and one for those of a tenant."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self.used_bytes = 0
+        self.used_bytes_of: Counter[str] = Counter()  # per tenant
 
-    async def create(self, size_bytes: int) -> Staging | None:
-        """Populated staging memory, its size rounded up to 4 KiB; None over the limit.
+    @property
+    def used_bytes(self) -> int:
+        """Of all sessions."""
+        return self.used_bytes_of.total()
+
+    async def create(self, size_bytes: int, tenant: str = "", limit_bytes: int | None = None) -> Staging | None:
+        """Populated staging memory, its size rounded up to 4 KiB; None over a limit, `limit_bytes` being the tenant's.
 
         Raises InvalidArgument for a size that makes no sense, DeviceError where there is no memory.
         """
         if not 0 < size_bytes <= SESSION_BYTES_MAX:
             raise InvalidArgument(f"staging of {size_bytes} bytes: 1 to {SESSION_BYTES_MAX} are allowed")
         size = -(-size_bytes // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES
-        if self.used_bytes + size > self.limit_bytes:
+        most = self.limit_bytes if limit_bytes is None else limit_bytes
+        if self.used_bytes + size > self.limit_bytes or self.used_bytes_of[tenant] + size > most:
             return None
-        self.used_bytes += size
+        self.used_bytes_of[tenant] += size
         making = asyncio.get_running_loop().run_in_executor(None, _make, size)
         try:
             mapping = await asyncio.shield(making)
         except asyncio.CancelledError:
             # The thread goes on; whatever comes of it is taken back then.
-            making.add_done_callback(lambda done: self._discard(done, size))
+            making.add_done_callback(lambda done: self._discard(done, tenant, size))
             raise
         except DeviceError:
-            self._gone(size)
+            self._gone(tenant, size)
             raise
-        return Staging(mapping, self._gone)
+        return Staging(mapping, partial(self._gone, tenant))
 
-    def _discard(self, made: asyncio.Future[Mapping], size: int) -> None:
+    def _discard(self, made: asyncio.Future[Mapping], tenant: str, size: int) -> None:
         if not made.cancelled() and made.exception() is None:
             made.result().close()
-        self._gone(size)
+        self._gone(tenant, size)
 
-    def _gone(self, size_bytes: int) -> None:
-        self.used_bytes -= size_bytes
-        assert self.used_bytes >= 0, "given back once"
+    def _gone(self, tenant: str, size_bytes: int) -> None:
+        self.used_bytes_of[tenant] -= size_bytes
+        assert self.used_bytes_of[tenant] >= 0, "given back once"
+        if not self.used_bytes_of[tenant]:
+            del self.used_bytes_of[tenant]
 
 
 def _make(size_bytes: int) -> Mapping:

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from kvstored.device.scheduling import compute_in_long_slices, give_way
 from kvstored.errors import DeviceError
 
 T = TypeVar("T")
 STORE_THREADS_MAX: Final = 2
-NICE: Final = 5
-
-
-def _give_way() -> None:
-    """Let the event loop run before this thread where both want one CPU: it has answers to give in microseconds."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def real_pool(threads: int, name: str, *, gives_way: bool) -> Executor:
     """Threads of the operating system; what calls run on unless a simulation brings something else."""
-    return ThreadPoolExecutor(threads, name, _give_way if gives_way else None)
+    return ThreadPoolExecutor(threads, name, give_way if gives_way else compute_in_long_slices)
 
 
 class MakePool(Protocol):
-    """How pools are made: so many threads, their name, and whether they leave a CPU to the event loop."""
+    """How pools are made: so many threads, their name, and whether they take a smaller share of the CPUs."""
 
     def __call__(self, threads: int, name: str, *, gives_way: bool) -> Executor:
         """A pool that nobody else uses."""
@@ -42,6 +35,7 @@ class VolumeThreads:
     """
 
     def __init__(self, number: int, io_threads: int, make_pool: MakePool = real_pool) -> None:
+        self.accounted = make_pool is real_pool  # the kernel counts what each thread writes
         self.load_count = io_threads
         self.store_count = min(STORE_THREADS_MAX, io_threads)
         self.loads = make_pool(self.load_count, f"nvme{number}-load", gives_way=True)

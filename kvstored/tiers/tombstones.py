@@ -22,6 +22,7 @@ from kvstored.tiers.formats import INTACT_CRC, ExtentRow, State
 ENTRY_BYTES: Final = 128
 SLACK_BYTES: Final = 1 << 20
 _BLOCK: Final = 1  # what an entry is about; later ones may be about more than one block
+_MOVED: Final = 2  # older versions pass over it
 # kind, bytes of the key, zero, extent, generation, offset
 _ENTRY: Final = struct.Struct("<BBHIIQ")
 _BODY_BYTES: Final = ENTRY_BYTES - 4
@@ -35,12 +36,14 @@ class Tombstone(NamedTuple):
     extent: int
     generation: int
     offset: int
+    moved: bool = False  # it is about to be found elsewhere: if it is deleted there, it is not to be found here either
 
 
 def pack_tombstone(tombstone: Tombstone) -> bytes:
     """One entry."""
     place = (tombstone.extent, tombstone.generation, tombstone.offset)
-    body = (_ENTRY.pack(_BLOCK, len(tombstone.key), 0, *place) + tombstone.key).ljust(_BODY_BYTES, b"\0")
+    kind = _MOVED if tombstone.moved else _BLOCK
+    body = (_ENTRY.pack(kind, len(tombstone.key), 0, *place) + tombstone.key).ljust(_BODY_BYTES, b"\0")
     return body + struct.pack("<I", zlib.crc32(body))
 
 
@@ -52,11 +55,12 @@ def unpack_tombstones(data: bytes) -> tuple[list[Tombstone], int]:
         entry = data[at : at + ENTRY_BYTES]
         if not any(entry):
             continue  # what pads the last page
-        if zlib.crc32(entry) != INTACT_CRC or entry[0] != _BLOCK:
+        if zlib.crc32(entry) != INTACT_CRC or entry[0] not in (_BLOCK, _MOVED):
             damaged += 1
             continue
         _, length, _, extent, generation, offset = _ENTRY.unpack_from(entry)
-        found.append(Tombstone(entry[_ENTRY.size : _ENTRY.size + length], extent, generation, offset))
+        key, moved = entry[_ENTRY.size : _ENTRY.size + length], entry[0] == _MOVED
+        found.append(Tombstone(key, extent, generation, offset, moved))
     return found, damaged
 
 
@@ -157,9 +161,18 @@ class Tombstones:
 
 
 def _still_needed(tombstones: Iterable[Tombstone], rows: Iterable[ExtentRow]) -> list[Tombstone]:
-    """Those whose extent may still have the footer that names the block."""
+    """Those whose extent may still have the footer that names the block.
+
+    Where a block was moved from such an extent, and deleted where it lay then, it stays deleted.
+    """
     current: Mapping[int, ExtentRow] = {row.extent: row for row in rows}
-    return [t for t in dict.fromkeys(tombstones) if _may_matter(t, current.get(t.extent))]
+    found = list(dict.fromkeys(tombstones))
+    kept = [t for t in found if _may_matter(t, current.get(t.extent))]
+    moved = {t.key for t in kept if t.moved}
+    if moved and len(kept) < len(found):
+        lost = {t.key for t in set(found).difference(kept) if not t.moved and t.key in moved}
+        kept = [t._replace(moved=t.moved and t.key not in lost) for t in kept]
+    return kept
 
 
 def _may_matter(tombstone: Tombstone, row: ExtentRow | None) -> bool:

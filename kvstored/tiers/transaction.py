@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
+import msgspec
 
 from kvstored.device.file import device_errors
 from kvstored.device.lock_file import lock_file_in_memory
 from kvstored.errors import CorruptData, DeviceError
+from kvstored.lifetime import Expiry
+from kvstored.tiers.base import Record
 from kvstored.tiers.formats import (
     DATABASES,
+    ExtentFlags,
     ExtentRow,
     State,
     lies_in,
     pack_extent_key,
+    pack_found,
     pack_journal_key,
     pack_row,
+    unpack_headers,
     unpack_journal,
     unpack_row,
 )
@@ -83,11 +89,16 @@ class Rows:
             self._rows[extent] = None if value is None else unpack_row(key, value)
         return self._rows[extent]
 
-    def open(self, extent: int, generation: int, tenant: str) -> ExtentRow:
+    def of(self, record: Record) -> ExtentRow | None:
+        """The row of a record's extent, or None where the record is void."""
+        row = self.get(record.location.extent)
+        return row if row is not None and row.generation == record.location.generation else None
+
+    def open(self, extent: int, generation: int, tenant: str, flags: int) -> ExtentRow:
         """The row of an extent that is being written, begun afresh at its first record."""
         row = self.get(extent)
         if row is None or row.generation != generation or row.state is State.FREE:
-            row = self._rows[extent] = ExtentRow(extent, generation, tenant, State.OPEN)
+            row = self._rows[extent] = ExtentRow(extent, generation, tenant, State.OPEN, flags=flags)
         return row
 
     def count(self, row: ExtentRow, bytes_: int, blocks: int) -> None:
@@ -114,6 +125,30 @@ def journal_of(txn: Txn, database: Any, extent: int, generation: int) -> Iterato
         more = cursor.next()
 
 
+def still_there(
+    journal: Iterable[bytes], record_of: Callable[[bytes], Record | None], extent: int, generation: int
+) -> Iterator[tuple[bytes, Record]]:
+    """Headers whose entry is where they say, with it."""
+    for headers in journal:
+        for header, raw in unpack_headers(headers):
+            record = record_of(header.digest + header.hash)
+            place = None if record is None else (record.location.extent, record.location.generation)
+            if record is not None and place == (extent, generation) and record.location.offset == header.offset:
+                yield raw, record
+
+
+def extend_in(
+    txn: Txn,
+    records: Any,
+    entries: Iterable[tuple[bytes, Record, Expiry]],
+    record_of: Callable[[bytes], Record | None],
+) -> None:
+    """See `Index.extend`."""
+    for key, expected, expiry in entries:
+        if record_of(key) == expected:
+            txn.put(key, pack_found(key, msgspec.structs.replace(expected, expiry=expiry)), db=records)
+
+
 def drop_journal(txn: Txn, database: Any, extent: int) -> None:
     """Forget the headers of every generation of an extent."""
     cursor = txn.cursor(database)
@@ -131,3 +166,29 @@ def remove_from(txn: Txn, records: Any, row: ExtentRow, key: bytes) -> bool:
     """Remove a key's entry if it lies in this extent; whether it did."""
     value = txn.get(key, db=records)
     return value is not None and lies_in(value, row.extent, row.generation) and bool(txn.delete(key, db=records))
+
+
+def recycle_in(
+    txn: Txn, records: Any, extents: Any, journal: Any, extent: int, generation: int, keys: Sequence[bytes]
+) -> tuple[list[bytes], dict[int, tuple[int, int]]]:
+    """See `Index.recycle`."""
+    row = Rows(txn, extents).get(extent)
+    if row is None:  # opened, and nothing was ever committed in it
+        return [], {}
+    removed = [key for key in keys if remove_from(txn, records, row, key)]
+    if len(removed) < row.live_blocks:
+        rest = keys_in(txn, records, row)
+        removed += [key for key in rest if remove_from(txn, records, row, key)]
+    drop_journal(txn, journal, extent)
+    value = pack_row(ExtentRow(extent, generation, row.tenant, State.FREE, flags=row.flags & ExtentFlags.PURE))
+    txn.put(pack_extent_key(extent), value, db=extents)
+    return removed, {extent: (-row.live_bytes, -row.live_blocks)}
+
+
+def stain_in(txn: Txn, extents: Any, extent: int) -> None:
+    """See `Index.stain`."""
+    rows = Rows(txn, extents)
+    row = rows.get(extent)
+    if row is not None:
+        row.flags = ExtentFlags.NONE
+        rows.save()

@@ -15,36 +15,39 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
 
 from kvstored.clock import Clock
 from kvstored.errors import DeviceError
 from kvstored.keys import Namespace
+from kvstored.lifetime import Expiry
 from kvstored.tiers.base import Health, Load, Record, Store
-from kvstored.tiers.condition import Condition
 from kvstored.tiers.deadline import Late
 from kvstored.tiers.directory import VolumeDirectory
+from kvstored.tiers.end_agenda import EndAgenda
 from kvstored.tiers.extent import ExtentTable
 from kvstored.tiers.formats import Placed
 from kvstored.tiers.index import Index
+from kvstored.tiers.key_ring import KeyRing
 from kvstored.tiers.nvme_config import NvmeConfig
 from kvstored.tiers.recycling import Notices, Recycler, report
-from kvstored.tiers.runs import Block, Mover, Read, cut
-from kvstored.tiers.threads import VolumeThreads, call_all
+from kvstored.tiers.reinsertion import Reinsertion
+from kvstored.tiers.runs import Read
+from kvstored.tiers.sealing import Lock
+from kvstored.tiers.threads import VolumeThreads
+from kvstored.tiers.volume_io import VolumeIO, locks_for, with_seals
+from kvstored.tiers.wear import WearMeter
 
-# A bad sector spoils a record or a few neighbours, a device that is gone spoils all: so many in a row, without
-# one that can be read between them, are more than one call reads, and cost no record.
-UNREADABLE_IN_A_ROW_MAX: Final = 32
 _log = logging.getLogger(__name__)
 
 
-class Volume(Condition):
+class Volume(VolumeIO):
     """One path, open: its health, its extents, its index."""
 
     def __init__(
         self,
+        number: int,
         directory: VolumeDirectory,
         table: ExtentTable,
         index: Index,
@@ -54,21 +57,24 @@ class Volume(Condition):
         clock: Clock,
         notices: Notices,
         counts: Counter[str],
+        keys: KeyRing,
+        meter: WearMeter,
     ) -> None:
-        super().__init__(directory, table, threads, config, clock, counts)
+        super().__init__(directory, table, threads, config, clock, counts, keys, meter)
+        self.number = number
         self.namespaces = {namespace.digest: namespace for namespace in namespaces}
-        self.suspects: dict[int, None] = {}  # extents in which something was wrong, to be scrubbed first
-        self.mover = Mover(directory.device, directory.files, directory.extents)
         self.index = index
-        self._run_bytes = config.run_bytes
         self._wall = clock.wall
+        self.end_agenda = EndAgenda()
+        self.end_agenda.look_at(table.with_records())
         self._notices = notices
         self._users = 0
-        self._unreadable_in_a_row = 0
-        evicted = notices.evicted
-        self.recycler = Recycler(directory, table, index, self.mover, threads, self.calls, counts, evicted, clock)
+        place = (directory, table, index, self.mover, threads, self.calls, counts)
+        self.recycler = Recycler(*place, notices.evicted, clock, self.wear)
         # One reservation at a time: the blocks of one call lie together, and recycling awaits.
-        self._reserving = asyncio.Lock()
+        self.reserving = asyncio.Lock()
+        self.reinsertion = Reinsertion(self, config.reinsert_share)
+        self._begun: set[str] = set()  # tenants whose blocks go to another extent since the last look
 
     async def settle(self, lost: Sequence[int] = ()) -> None:
         """After opening: empty extents that lost their file, give up those beyond the capacity, seal full ones."""
@@ -84,11 +90,13 @@ class Volume(Condition):
 
         Raises Late where a thread does not come back: what it may be using stays open then.
         """
+        await self.reinsertion.stop()
         self.health, self.reason = Health.OFF, self.reason or "closed"
         self.calls.renew()
         await self.calls.ask(self.threads.index_reader, _nothing)  # the searches before it have ended, none follows
         try:
             await self.calls.ask(self.threads.index_writer, self.index.close)
+            await self.wear.close()
         except Late:
             raise
         except DeviceError as error:
@@ -142,42 +150,17 @@ class Volume(Condition):
             return [False] * len(loads)
         with self.use():
             valid = [i for i, load in enumerate(loads) if self.table.owner(load.record) is not None]
-            outcomes = await self._read([_source(loads[i], i) for i in valid])
+            outcomes = await self._read(self._sources(loads, valid))
             bad = [loads[position] for position, outcome in outcomes.items() if outcome is not Read.OK]
             if bad and await self.device_reads(list(outcomes.values())):
                 await self.drop([(load.digest + load.hash, load.record) for load in bad])
+        for i, load in enumerate(loads):
+            if load.used and outcomes.get(i) is Read.OK and self.table.owner(load.record) is not None:
+                self.reinsertion.hit(load.record)
         # Asked again: a record that became void while it was read is not to be trusted.
         return [
             outcomes.get(i) is Read.OK and self.table.owner(load.record) is not None for i, load in enumerate(loads)
         ]
-
-    async def _read(self, blocks: Sequence[Block]) -> dict[int, Read]:
-        runs = cut(blocks, self._run_bytes, self.threads.load_count)
-        read = await call_all(self.calls.call(self.threads.loads, self.mover.read, run) for run in runs)
-        outcomes: dict[int, Read] = {}
-        for run, results in zip(runs, read, strict=True):
-            # A call that was not begun because the device hangs; else a failed read is an outcome.
-            found = [Read.UNREADABLE] * len(run.blocks) if isinstance(results, DeviceError) else results
-            for block, outcome in zip(run.blocks, found, strict=True):
-                self.counts[f"load_{outcome.value}_blocks"] += 1
-                outcomes[block.position] = outcome
-                if outcome is not Read.OK:
-                    self.suspects[block.extent] = None
-        if Read.OK in outcomes.values():
-            self._unreadable_in_a_row = 0
-        return outcomes
-
-    async def device_reads(self, outcomes: Sequence[Read]) -> bool:
-        """Whether it is the records that are bad, and not the device or its directory that is gone."""
-        if Read.OK in outcomes:
-            self._unreadable_in_a_row = 0
-        unreadable = sum(outcome is Read.UNREADABLE for outcome in outcomes)
-        self._unreadable_in_a_row += unreadable
-        if unreadable and self.health is not Health.OFF:
-            if self._unreadable_in_a_row > UNREADABLE_IN_A_ROW_MAX:
-                self.turn(Health.OFF, f"{self._unreadable_in_a_row} reads in a row failed")
-            await self.check()
-        return self.health is not Health.OFF
 
     async def drop(self, entries: Sequence[tuple[bytes, Record]]) -> None:
         """Remove records whose bytes are wrong, if they are there still, and tell of it."""
@@ -200,62 +183,69 @@ class Volume(Condition):
             return await self._store(tenant, stores)
 
     async def _store(self, tenant: str, stores: Sequence[Store]) -> list[bool]:
-        placed = await self._reserve(tenant, stores)
+        locks = locks_for(self.keys, tenant, stores)
+        if locks is None:  # not one of its blocks goes there as it is
+            self.counts["store_locked_blocks"] += len(stores)
+            return [False] * len(stores)
+        with self.keys.use(tenant):
+            return await self._store_with(tenant, stores, locks)
+
+    async def _store_with(self, tenant: str, stores: Sequence[Store], locks: Sequence[Lock]) -> list[bool]:
+        placed = await self._reserve(tenant, stores, sealed=bool(locks))
         delta: dict[int, tuple[int, int]] = {}
-        written: set[int] = set()
+        written: Mapping[int, bytes] = {}
         try:
-            written = await self._write(placed)
+            written = await self._write(placed, locks)
             if self.no_room:  # before the index has to grow
                 await self.release()
-            durable = [placed[i] for i in sorted(written)]
+            durable = with_seals(placed, written, sealed=bool(locks))
+            self.end_agenda.note_all((p.extent, p.store.expiry) for p in durable)
             if durable:
-                insert = self.index.insert
-                delta = await self.calls.call(self.threads.index_writer, insert, tenant, durable, self._wall())
+                insert, opens = (
+                    self.wear.measured(self.index.insert),
+                    self.keys.opens if self.directory.sealed else None,
+                )
+                delta = await self.calls.call(self.threads.index_writer, insert, tenant, durable, self._wall(), opens)
         except DeviceError as error:
             self.doubt(error)
-            written = set()
+            written = {}
         finally:
             self.table.settle(placed, delta)
         self.counts["store_failed_blocks"] += len(placed) - len(written)
         self.counts["store_no_room_blocks"] += len(stores) - len(placed)
         await self._seal_full()
+        if tenant in self._begun:
+            self._begun.discard(tenant)
+            self.reinsertion.began(tenant)
         return [i in written for i in range(len(stores))]
 
-    async def _reserve(self, tenant: str, stores: Sequence[Store]) -> list[Placed]:
+    async def _reserve(self, tenant: str, stores: Sequence[Store], *, sealed: bool) -> list[Placed]:
         placed: list[Placed] = []
-        async with self._reserving:
+        async with self.reserving:
             while self.health is Health.OK:
-                placed += self.table.place(tenant, stores[len(placed) :])
-                if len(placed) == len(stores) or not await self._make_ready(tenant):
+                placed += self.table.place(tenant, stores[len(placed) :], sealed=sealed)
+                if len(placed) == len(stores) or not await self._make_ready(tenant, sealed=sealed):
                     break
         return placed
 
-    async def _make_ready(self, tenant: str) -> bool:
+    async def recycle_oldest(self, tenant: str) -> bool:
+        """Drop the blocks in the tenant's oldest extent; False where there is none that can go."""
+        with self.use():
+            async with self.reserving:
+                return self.health is Health.OK and await self._made(self.recycler.recycle_oldest(tenant))
+
+    async def _make_ready(self, tenant: str, *, sealed: bool) -> bool:
+        made = await self._made(self.recycler.make_ready(tenant, sealed=sealed))
+        if made:
+            self._begun.add(tenant)
+        return made
+
+    async def _made(self, room: Awaitable[bool]) -> bool:
         try:
-            return await self.recycler.make_ready(tenant)
+            return await room
         except DeviceError as error:
             self.recycler_failed(error)
             return False
-
-    async def _write(self, placed: Sequence[Placed]) -> set[int]:
-        """Write and sync; positions of the blocks that are durable."""
-        blocks = [Block(p.extent, p.offset, p.store.address, p.store.size_bytes, b"", i) for i, p in enumerate(placed)]
-        runs = cut(blocks, self._run_bytes, self.threads.store_count)
-        stores, call = self.threads.stores, self.calls.call
-        outcomes = await call_all(call(stores, self.mover.write, run) for run in runs)
-        written = [run for run, error in zip(runs, outcomes, strict=True) if not self._failed(run.extent, error)]
-        extents = sorted({run.extent for run in written})
-        synced = await call_all(call(stores, self.mover.sync, extent) for extent in extents)
-        durable = {e for e, error in zip(extents, synced, strict=True) if not self._failed(e, error)}
-        self.counts["written_bytes"] += sum(run.bytes for run in written)
-        return {block.position for run in written if run.extent in durable for block in run.blocks}
-
-    def _failed(self, extent: int, error: DeviceError | None) -> bool:
-        if error is None:
-            return False
-        self.table.fill(extent)
-        self.write_failed(error)
-        return True
 
     async def _seal_full(self) -> None:
         try:
@@ -264,6 +254,14 @@ class Volume(Condition):
             self.recycler_failed(error)
 
     # --- the rest ---
+
+    async def extend(self, entries: Sequence[tuple[bytes, Record, Expiry]]) -> None:
+        """Give entries that are unchanged another end; where the index fails they keep the one that they have."""
+        with self.use():
+            try:
+                await self.calls.ask(self.threads.index_writer, self.index.extend, entries)
+            except DeviceError as error:
+                self.doubt(error)
 
     async def remove(self, tenant: str, keys: Sequence[bytes]) -> int:
         """Remove the tenant's entries; returns how many. Raises DeviceError: then they may be there still."""
@@ -276,6 +274,19 @@ class Volume(Condition):
             self.table.apply(delta)
         return -sum(blocks for _, blocks in delta.values())
 
+    async def forget(self, entries: Sequence[tuple[bytes, Record]]) -> tuple[int, int]:
+        """Remove entries that are unchanged, without a note of it; blocks and bytes. Raises DeviceError."""
+        if self.health is Health.OFF:
+            return 0, 0
+        with self.use():
+            try:
+                delta = await self.calls.ask(self.threads.index_writer, self.index.remove_unchanged, entries)
+            except DeviceError as error:
+                self.doubt(error)
+                raise
+            self.table.apply(delta)
+        return -sum(blocks for _, blocks in delta.values()), -sum(size_bytes for size_bytes, _ in delta.values())
+
     async def remember(self, namespace: Namespace) -> None:
         """Keep what a digest stands for, durably; a failure costs no more than the name."""
         if self.health is not Health.OK or namespace.digest in self.namespaces:
@@ -287,6 +298,17 @@ class Volume(Condition):
         else:
             self.namespaces[namespace.digest] = namespace
 
+    async def forget_namespaces(self, tenant: str) -> None:
+        """Keep none of a tenant's any longer; raises DeviceError."""
+        digests = [namespace.digest for namespace in self.namespaces.values() if namespace.tenant == tenant]
+        try:
+            await self.calls.ask(self.threads.index_writer, self.index.forget_namespaces, digests)
+        except DeviceError as error:
+            self.doubt(error)
+            raise
+        for digest in digests:
+            self.namespaces.pop(digest, None)
+
     async def sync(self) -> None:
         """Make the index durable once more, whatever it was opened with; raises DeviceError."""
         await self.calls.ask(self.threads.index_writer, self.index.sync)
@@ -294,9 +316,3 @@ class Volume(Condition):
 
 def _nothing() -> None:
     """What a thread does to show that it is done with all before."""
-
-
-def _source(load: Load, position: int) -> Block:
-    record = load.record
-    place = record.location
-    return Block(place.extent, place.offset, load.address, record.size_bytes, record.content_hash, position)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -35,6 +37,22 @@ ONE_WAY: Final = 4  # a request that wants no reply
 SLOT_INDEX_BITS: Final = 20
 SLOT_ALIGN_BYTES: Final = 4096
 HEAD: Final = struct.Struct("<QII16s")
+
+
+def pack_slots(slots: array[int]) -> bytes:
+    """Slots as a lease carries them: 8 bytes each, little-endian."""
+    if sys.byteorder != "little":
+        slots = array("Q", slots)
+        slots.byteswap()
+    return slots.tobytes()
+
+
+def unpack_slots(packed: bytes) -> array[int]:
+    """The slots of a lease; its length is a multiple of 8."""
+    slots = array("Q", packed)
+    if sys.byteorder != "little":
+        slots.byteswap()
+    return slots
 
 
 def slot_runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -62,7 +80,9 @@ def _end_of_run(slots: Sequence[int], first: int) -> int:
             low = middle + 1
         else:
             high = middle
-    if list(slots[first:low]) == list(range(base + first, base + low)):
+    expected = range(base + first, base + low)
+    there = slots[first:low]
+    if (there == array("Q", expected)) if isinstance(there, array) else (list(there) == list(expected)):
         return low
     return next(i for i in range(first + 1, low) if slots[i] - i != base)
 
@@ -133,7 +153,19 @@ class FrameReader:
             raise ProtocolError(f"a frame announces {count} descriptors, {len(self._fds)} came")
         return tuple(self._fds.popleft() for _ in range(count))
 
+    def drop_stray(self) -> None:
+        """Close descriptors that belong to no frame, nor to the one of which the rest is still to come."""
+        if not self._buffer:
+            self.close()
+
     def close(self) -> None:
         """Close the descriptors that no frame took."""
-        while self._fds:
-            os.close(self._fds.popleft())
+        fds = tuple(self._fds)
+        self._fds.clear()
+        close_all(fds)
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors that are nobody's any more."""
+    for fd in fds:
+        os.close(fd)

@@ -9,7 +9,9 @@ the machine:
     offset 8     u64 head: how many words the client ever posted
     offset 16    u64 tail: how many of them the daemon has taken
     offset 24    u64 x n: the ring; word number i, from 0, lies at i % n
-    offset 2048  reserved, zero
+    offset 2048  u64 x 256: word w, from 1, holds the id of the transfer that ended last of those that named it; or, for
+                 a load that tells its layers, (id mod 2^24) << 40 | blocks << 16 | layers: so many leading layers of so
+                 many leading blocks are in place
 
     word := lease id << 1 | lap      lap: 1 in the first round of the ring, 0 in the second, 1 in the third ...
 
@@ -19,6 +21,9 @@ ring has no room the client sends RELEASE frames.
 
 The client may write anything here at any time. The daemon keeps a tail of its own and believes
 nothing but lease ids, and those only where the session's group has such a lease.
+
+The words of transfers are written by the daemon: a load or store names one, and its id stands there
+when no copy of it runs any more. Its reply, which follows, says what came of it.
 """
 
 from __future__ import annotations
@@ -35,7 +40,45 @@ _HEADER: Final = struct.Struct("=II")
 _HEAD, _TAIL, _RING = 1, 2, 3  # in words
 _RING_END_BYTES: Final = 2048
 RING_WORDS: Final = _RING_END_BYTES // 8 - _RING
+TRANSFER_WORDS: Final = (PAGE_BYTES - _RING_END_BYTES) // 8
+_BLOCKS_MASK: Final = (1 << 24) - 1
+_LAYERS_MASK: Final = (1 << 16) - 1
 _COUNT_MASK: Final = (1 << 64) - 1
+
+
+def say_ended(memory: memoryview, word: int, transfer_id: int) -> None:
+    """The daemon's: note in a word, from 1, that a transfer is over. One aligned store of 8 bytes."""
+    assert 0 < word < TRANSFER_WORDS, "word 0 is nobody's"
+    with memory.cast("Q") as words:
+        words[_RING_END_BYTES // 8 + word] = transfer_id
+
+
+def ended(memory: memoryview, word: int) -> int:
+    """The client's: the id of the transfer that ended last of those that named the word; 0: none."""
+    with memory.cast("Q") as words:
+        return words[_RING_END_BYTES // 8 + word]
+
+
+def say_layers(memory: memoryview, word: int, transfer_id: int, blocks: int, layers: int) -> None:
+    """The daemon's: note that these layers of these blocks of a load are in place. One aligned store of 8 bytes."""
+    assert 0 < word < TRANSFER_WORDS, "word 0 is nobody's"
+    assert blocks <= _BLOCKS_MASK, "a call has fewer"
+    assert layers <= _LAYERS_MASK, "a memory has fewer"
+    with memory.cast("Q") as words:
+        words[_RING_END_BYTES // 8 + word] = _told(transfer_id) | blocks << 16 | layers
+
+
+def layers(memory: memoryview, word: int, transfer_id: int) -> tuple[int, int]:
+    """The client's: how many leading blocks a load brings, and how many layers of all of them are in place."""
+    with memory.cast("Q") as words:
+        value = words[_RING_END_BYTES // 8 + word]
+    if value & ~((1 << 40) - 1) != _told(transfer_id):
+        return 0, 0
+    return value >> 16 & _BLOCKS_MASK, value & _LAYERS_MASK
+
+
+def _told(transfer_id: int) -> int:
+    return (transfer_id & _BLOCKS_MASK) << 40
 
 
 class Poster:

@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.outcomes import HIT
 from kvstored.rpc.remote_sessions import SESSION_METADATA
+from kvstored.store.outcomes import HIT
 from kvstored.testing.contract import SETTINGS
 from kvstored.testing.contract_client import (
     ACME,

@@ -21,6 +21,7 @@ from kvstored.testing.contract_lower_tier import (
     block_hash,
     content,
     find,
+    ignored,
     load_all,
 )
 from kvstored.testing.faulty import FakeDevice, Faults
@@ -31,7 +32,8 @@ EXTENT_BYTES = 128 << 10
 
 
 class NvmeHarness:
-    def __init__(self, directory: Path, device: FileDevice, paths: int, extents: int = 4) -> None:
+    def __init__(self, directory: Path, device: FileDevice, paths: int, extents: int = 4, algorithm: str = "") -> None:
+        self._algorithm = algorithm
         self._paths = [directory / f"drive{i}" for i in range(paths)]
         self._config = NvmeConfig(
             paths=self._paths,
@@ -50,10 +52,16 @@ class NvmeHarness:
     def _note(self, tenant: str, digest: bytes, hashes: list[bytes]) -> None:
         self.evicted += [(tenant, digest, hash_) for hash_ in hashes]
 
+    async def open(self) -> None:
+        await self.tier.open()
+        for tenant in "tu" if self._algorithm else "":
+            self.tier.keys.configure(tenant, self._algorithm)
+            await self.tier.keys.unlock(tenant, [b"m" * 32])
+
     async def restart(self) -> None:
         await self.tier.close()
         self.tier = self._make()
-        await self.tier.open()
+        await self.open()
 
     def damage(self, record: Record) -> None:
         path = self._paths[record.location.volume] / "extents" / f"{record.location.extent:08d}.ext"
@@ -62,6 +70,10 @@ class NvmeHarness:
             last = file.read(1)[0]
             file.seek(-1, 1)
             file.write(bytes([last ^ 0x80]))
+
+    def holds(self, data: bytes) -> bool:
+        files = [file for path in self._paths for file in sorted((path / "extents").iterdir())]
+        return any(data in file.read_bytes() for file in files)
 
     def audit(self) -> None:
         self.tier.audit()
@@ -102,6 +114,15 @@ class TestShortReadsAndWrites(LowerTierContract):
         await made.tier.close()
 
 
+class TestEncrypted(LowerTierContract):
+    @pytest.fixture(params=["aes-256-gcm", "chacha20-poly1305"])
+    async def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[NvmeHarness]:
+        made = NvmeHarness(tmp_path, FakeDevice(1, Faults(short=0.3)), paths=2, extents=3, algorithm=request.param)
+        await made.open()
+        yield made
+        await made.tier.close()
+
+
 DIGESTS = {"t": DIGEST, "u": OTHER_DIGEST}
 NAMES = [f"block {i}" for i in range(40)]
 TENANTS = st.sampled_from(sorted(DIGESTS))
@@ -111,6 +132,7 @@ STEPS = st.lists(
     | st.tuples(st.just("store"), TENANTS, SOME_NAMES)
     | st.tuples(st.just("delete"), TENANTS, SOME_NAMES)
     | st.tuples(st.just("load"), TENANTS, SOME_NAMES)
+    | st.tuples(st.just("wipe"), TENANTS, st.just([]))
     | st.tuples(st.just("restart"), TENANTS, st.just([])),
     max_size=20,
 )
@@ -127,6 +149,7 @@ class Model:
         self.harness = harness
         self.blocks = blocks
         self.held: set[tuple[str, str]] = set()
+        self.stored: set[tuple[str, str]] = set()  # ever
         self.names = {block_hash(name): name for name in NAMES}
 
     async def step(self, verb: str, tenant: str, names: list[str]) -> None:
@@ -143,6 +166,7 @@ class Model:
         stores = [self.blocks.store(name, size_of(name), DIGESTS[tenant]) for name in names]
         stored = await self.harness.tier.store(tenant, stores)
         self.held |= {(tenant, name) for name, done in zip(names, stored, strict=True) if done}
+        self.stored |= {(tenant, name) for name in names}
 
     async def delete(self, tenant: str, names: list[str]) -> None:
         deleted = await self.harness.tier.delete(tenant, DIGESTS[tenant], [block_hash(name) for name in names])
@@ -153,6 +177,18 @@ class Model:
     async def load(self, tenant: str, names: list[str]) -> None:
         loaded = await load_all(self.harness, self.blocks, tenant, names, DIGESTS[tenant])
         assert loaded == {name: content(name, size_of(name)) for name in names if (tenant, name) in self.held}
+
+    async def wipe(self, tenant: str, _names: list[str]) -> None:
+        assert (await self.harness.tier.wipe([tenant], ignored)).left == []
+        alive = {name for owner, name in self.held if owner == tenant}
+        # Of both tenants a name has the same bytes: one that the other holds may be there.
+        elsewhere = {name for owner, name in self.held if owner != tenant} | self.other_than(tenant)
+        for name in set(NAMES) - alive - elsewhere:
+            assert not self.harness.holds(content(name, size_of(name))[:64]), name
+
+    def other_than(self, tenant: str) -> set[str]:
+        """What the other tenant ever stored and may have left dead."""
+        return {name for owner, name in self.stored if owner != tenant}
 
     async def restart(self, _tenant: str, _names: list[str]) -> None:
         await self.harness.restart()
@@ -165,12 +201,14 @@ class Model:
 
 
 @settings(max_examples=25, deadline=None)
-@given(steps=STEPS, paths=st.integers(1, 2))
-def test_the_tier_holds_exactly_what_a_dictionary_would(steps: list[tuple[str, str, list[str]]], paths: int) -> None:
+@given(steps=STEPS, paths=st.integers(1, 2), algorithm=st.sampled_from(["", "aes-256-gcm"]))
+def test_the_tier_holds_exactly_what_a_dictionary_would(
+    steps: list[tuple[str, str, list[str]]], paths: int, algorithm: str
+) -> None:
     async def run(directory: Path) -> None:
         blocks = Blocks()
-        harness = NvmeHarness(directory, FileDevice(), paths)
-        await harness.tier.open()
+        harness = NvmeHarness(directory, FileDevice(), paths, algorithm=algorithm)
+        await harness.open()
         model = Model(harness, blocks)
         for step in steps:
             await model.step(*step)

@@ -6,8 +6,8 @@ import pytest
 from kvstored_proto.page import FEATURE, PAGE_BYTES, RING_WORDS, Poster
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored import releases
 from kvstored.errors import DeviceError
+from kvstored.store import releases
 from kvstored.testing.contract import SETTINGS
 from kvstored.testing.contract_client import ACME, chain, get, open_namespace
 from kvstored.testing.contract_transports import SocketClient, opening_request

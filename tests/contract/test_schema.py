@@ -5,6 +5,7 @@ from google.protobuf import descriptor, message_factory
 from kvstored_proto.v1 import admin_pb2
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
+from kvstored.rpc import roles
 from kvstored.rpc.operations import OPERATIONS, number_of
 from kvstored.rpc.servicers import SPECIAL
 from kvstored.rpc.session import _NAMES as SESSION_NAMES
@@ -12,7 +13,7 @@ from kvstored.rpc.session import _NAMES as SESSION_NAMES
 SERVICES = [pb.DESCRIPTOR.services_by_name["KVStore"], admin_pb2.DESCRIPTOR.services_by_name["Admin"]]
 METHODS = {method.name: method for service in SERVICES for method in service.methods}
 # Numbers that are no requests of the services, and who sends them.
-ONLY_ON_THE_SESSION_SOCKET = {"SEGMENTS_DROPPED", "SEGMENTS", "SEGMENTS_RETIRED"}
+ONLY_ON_THE_SESSION_SOCKET = {"SEGMENTS_DROPPED", "SEGMENTS", "SEGMENTS_RETIRED", "OFFER_DESCRIPTORS"}
 
 
 def request_of(method):
@@ -52,3 +53,8 @@ def test_hashes_always_come_with_their_size():
     for method in METHODS.values():
         fields = method.input_type.fields_by_name
         assert ("hashes" in fields) == ("hash_bytes" in fields), method.name
+
+
+def test_every_method_says_which_role_it_needs():
+    assert set(roles.NEEDED) == set(METHODS)
+    assert set(roles.NEEDED.values()) == {roles.NOBODY, roles.READER, roles.TENANT, roles.ADMIN}

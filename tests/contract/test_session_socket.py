@@ -175,7 +175,7 @@ async def test_no_staging_is_made_where_none_is_wanted(wire):
 
 
 async def test_without_room_for_staging_a_session_opens_without(tmp_path):
-    limits = {**SETTINGS["limits"], "staging_bytes_per_session": 1 << 20, "staging_bytes_total": 1 << 20}
+    limits = {**SETTINGS["limits"], "staging_bytes_per_session": 1 << 20, "staging_bytes_total": 2 << 20}
     async with serving(tmp_path, {**SETTINGS, "limits": limits}) as daemon:
         clients = [await opened(daemon) for _ in range(2)]
         assert [client.opened.staging_bytes for client in clients] == [1 << 20, 0]

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.outcomes import HIT, NOT_DURABLE
+from kvstored.store.outcomes import HIT, NOT_DURABLE
 from kvstored.testing.contract import SETTINGS, TransportContract
 from kvstored.testing.contract_client import ACME, chain, hashes_of, lookup, open_namespace
 from kvstored.testing.contract_transports import DirectClient, GrpcClient, SocketClient, opening_request

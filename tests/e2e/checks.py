@@ -74,8 +74,9 @@ class Bystander:
 
 
 def descriptors(daemon):
-    """Open descriptors of the daemon by kind, without those of its own files on NVMe."""
-    links = (link for link in daemon.descriptors() if not link.startswith(str(daemon.nvme_path)))
+    """Open descriptors of the daemon by kind, without those of its own files: on NVMe, and of its state."""
+    own = (str(daemon.nvme_path), str(daemon.directory / "state"))
+    links = (link for link in daemon.descriptors() if not link.startswith(own))
     return Counter(link.split(":[")[0] if ":[" in link else link for link in links)
 
 

@@ -87,7 +87,8 @@ def test_a_put_of_many_blocks_costs_few_writes(daemon):
         assert client.put(namespace, hashes, data, durability="nvme", wait_s=10.0).durable == 800
         counters = client.status().counters
         assert counters["durable_blocks"] == 800
-        # 50 MiB in commits of 4 MiB: those that wait together go together. Without that they were 13.
+        # 50 MiB in commits of a quarter of the staging, 4 MiB: those that wait together go together. Without that they
+        # were 13.
         assert counters["durable_batches"] <= 10
 
 

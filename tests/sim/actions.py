@@ -13,10 +13,14 @@ from kvstored_proto import namespace as wire
 from kvstored_proto.page import Poster
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored import audit
+from kvstored.catalog.leases import Caller
 from kvstored.errors import DeviceError, InvalidArgument, KVStoredError, LimitExceeded, NotFound
-from kvstored.leases import Caller
-from kvstored.outcomes import HIT, MISS, NOT_DURABLE, RESERVED
+from kvstored.purge.purge import Purge
+from kvstored.purge.receipts import COMPLETE, Receipt, Selection
+from kvstored.store import audit
+from kvstored.store.lookups import Wish
+from kvstored.store.outcomes import HIT, MISS, NOT_DURABLE, RESERVED
+from tests.sim import residue, times
 from tests.sim.model import Violation
 
 REGION_BYTES = 32 << 10
@@ -107,7 +111,7 @@ def hash_of(chain, index):
 
 
 def keys_of(space, hashes):
-    return [(space.tenant, space.digest, hash_) for hash_ in hashes]
+    return [(space.tenant, space.namespace.digest, hash_) for hash_ in hashes]
 
 
 # ---- sessions ----
@@ -139,6 +143,7 @@ async def open_session(world, _client):
         _, space, _ = await store.open_namespace(session, spec)
         if space.tenant != tenant:
             raise Violation(f"{tenant} was given the space of {space.tenant}")
+        world.names.add(space.namespace)
         if not session.ended:
             client.spaces.append(space)
     return "opened"
@@ -195,9 +200,11 @@ async def put(world, client):
 async def _put(world, client, region, *, durable):
     rng, store, session = world.rng, world.node.store, client.session
     space, hashes, parent, size = some_chain(world, client, putting=True)
+    lifetime, asked_s = times.lifetime(world, hashes), world.node.clock.wall()
     reserving = store.writes.reserve(
-        session, space, hashes, [size] * len(hashes), parent, rng.choice(WAITS_S), durable=durable
+        *(session, space, hashes, [size] * len(hashes), parent, rng.choice(WAITS_S)), durable=durable, lifetime=lifetime
     )
+    ends = (asked_s + lifetime.ttl_s, lifetime.ttl_s if lifetime.sliding else 0.0) if lifetime is not None else ()
     reserved = await settled(reserving)
     if not reserved.reservation_id:
         return bytes(reserved.outcomes)
@@ -208,19 +215,20 @@ async def _put(world, client, region, *, durable):
     while todo and rng.random() < 0.97:  # else the rest is forgotten, until its session ends
         count = rng.randrange(1, max(1, REGION_BYTES // size) + 1)
         batch, todo = todo[:count], todo[count:]
-        answers += await _commit(world, client, reserved, space, [(i, hashes[i]) for i in batch], region, size, durable)
+        blocks = [(i, hashes[i]) for i in batch]
+        answers += await _commit(world, client, reserved, space, blocks, region, size, durable, ends)
     return bytes(reserved.outcomes) + b":" + answers
 
 
-async def _commit(world, client, reserved, space, blocks, region, size, durable):
+async def _commit(world, client, reserved, space, blocks, region, size, durable, ends):
     model, session, began = world.model, client.session, world.model.now()
     versions, offsets = [], []
     for place, (_, hash_) in enumerate(blocks):
-        key = (space.tenant, space.digest, hash_)
+        (key,) = keys_of(space, [hash_])
         version, data = model.payload(key, size)
         offset = region + place * size
         ctypes.memmove(session.staging.address_of(offset, size), data, size)
-        model.begins(key, version)
+        model.begins(key, version, *ends)
         versions.append((key, version))
         offsets.append(offset)
     committing = world.node.store.commits.commit(session, reserved.reservation_id, [i for i, _ in blocks], offsets)
@@ -245,9 +253,13 @@ async def get(world, client):
     rng, store, session = world.rng, world.node.store, client.session
     space, hashes, _, _ = some_chain(world, client)
     spaces = list(client.spaces) if rng.random() < 0.2 else [space]
-    held = await settled(store.reads.get(session, spaces, hashes, rng.choice(WAITS_S)))
-    for lease, of_space in zip(held.leases, spaces, strict=bool(held.leases)):
-        _take(world, client, lease, keys_of(of_space, hashes))
+    try:
+        held = await settled(store.reads.get(session, spaces, hashes, rng.choice(WAITS_S)))
+        for lease, of_space in zip(held.leases, spaces, strict=bool(held.leases)):
+            _take(world, client, lease, keys_of(of_space, hashes))
+    finally:  # also where it was cancelled when all was done
+        for of_space in spaces:
+            world.model.used(keys_of(of_space, hashes), world.node.clock.wall())
     if held.leases:
         for segment_id, _, _ in store.expose(session, held.leases):
             owner = world.seen_by.setdefault(segment_id, client.tenant)
@@ -262,6 +274,7 @@ def _take(world, client, lease, keys):
     for entry, slot, key in zip(lease.entries, lease.slots, keys, strict=False):
         data = bytes(dram.view(slot, entry.size_bytes))
         world.model.check(key, data)
+        world.model.check_end(key, data, world.node.clock.wall())
         segment = dram._segments[slot >> 20]
         if segment.tenant != client.tenant:
             raise Violation(f"{client.tenant} was given a segment of {segment.tenant}")
@@ -287,12 +300,28 @@ async def lookup(world, client):
         return None
     space, hashes, _, _ = some_chain(world, client)
     spaces = list(client.spaces) if world.rng.random() < 0.2 else [space]
-    began = world.model.now()
-    run = await settled(world.node.store.reads.lookup(spaces, hashes))
+    began, began_s = world.model.now(), world.node.clock.wall()
+    run = await _look(world, client, spaces, hashes)
     for of_space in spaces:
         for key in keys_of(of_space, hashes[: run.ready_blocks]):
-            world.model.may_be_there(key, began)
+            world.model.may_be_there(key, began, began_s)
     return run.prefix_blocks, run.ready_blocks
+
+
+async def _look(world, client, spaces, hashes):
+    """In some worlds what is looked up begins to come up, and some of that is cancelled."""
+    reads, dice = world.node.store.reads, world.prefetch_dice
+    if not world.plan.prefetches or dice.random() < 0.4:
+        return await settled(reads.lookup(spaces, hashes))
+    wish = Wish(prefetch=True, deadline_s=dice.choice((0.0, 0.0, 0.003, 1.0)))
+    looked = await reads.lookups.look(client.session, spaces, hashes, wish)
+    world.counts["lookup_prefetched"] += looked.queued_blocks
+    if looked.prefetch_id and dice.random() < 0.2:
+        await asyncio.sleep(0.001 * dice.random())
+        job = await world.node.store.prefetches.cancel(client.session, looked.prefetch_id)
+        if job.running:
+            raise Violation("a cancel was answered while a copy runs")
+    return looked.run
 
 
 @guarded
@@ -300,11 +329,11 @@ async def contains(world, client):
     if not client.spaces:
         return None
     space, hashes, _, _ = some_chain(world, client)
-    began = world.model.now()
+    began, began_s = world.model.now(), world.node.clock.wall()
     outcomes, _ = await world.node.store.reads.contains(space, hashes)
     for key, outcome in zip(keys_of(space, hashes), outcomes, strict=True):
         if outcome == HIT:
-            world.model.may_be_there(key, began)
+            world.model.may_be_there(key, began, began_s)
     return outcomes
 
 
@@ -312,6 +341,7 @@ def touch(world, client):
     if client.spaces:
         space, hashes, _, _ = some_chain(world, client)
         world.node.store.reads.touch(space, hashes)
+        world.model.used(keys_of(space, hashes), world.node.clock.wall())
 
 
 # ---- prefetches ----
@@ -369,6 +399,39 @@ async def delete(world, client):
     count = await world.node.store.writes.delete(client.session, space, hashes)
     world.model.deleted(forbidden)
     return count
+
+
+@guarded
+async def purge(world, client):
+    """All of a tenant, or one model of it; clients that hold it too long are parted with."""
+    rng, store = world.purge_dice, world.node.store
+    space = rng.choice(client.spaces) if client.spaces and rng.random() < 0.5 else None
+    digest = b"" if space is None else space.namespace.digest
+    deadline_s = rng.choice((0.0, 1.0, 5.0))
+    if store.quarantine.leases:
+        return None  # who reads on without a daemon is not asked to check its connection here
+    store.part_with = lambda session, _, cause: world.part_with(session)
+    receipt = Receipt("sim", Selection(client.tenant, digest), "sim", 0.0, deadline_s)
+    forbidden = world.model.purge_begins(client.tenant)
+    tags = world.model.bytes_before(client.tenant, digest)
+    try:
+        async with world.purging:
+            work = Purge(store, receipt)
+            work.note_tenants()
+            await work.run()
+    finally:
+        world.model.purge_ends(client.tenant)
+    if receipt.state == COMPLETE:
+        world.model.deleted({key: got for key, got in forbidden.items() if digest in (b"", key[1])})
+        residue.require_none(world, client.tenant, tags)
+        world.counts["purged"] += len(tags)
+    return receipt.state, receipt.dram_blocks, receipt.nvme_blocks
+
+
+@guarded
+async def bump(world, client):
+    """All of a model out of reach at once."""
+    return await times.bump(world, client)
 
 
 @guarded

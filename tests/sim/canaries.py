@@ -2,13 +2,25 @@
 
 import asyncio
 
-from kvstored import catalog, commits, leases, mover, promoter, reads, room, writes
+import msgspec
+
+from kvstored.catalog import catalog, leases, room
+from kvstored.catalog.prefetched import PrefetchAccount
+from kvstored.catalog.spaces import LEASE_UNIT, Space
+from kvstored.mover import jobs, mover, promoter, read_queue, searches
+from kvstored.policy.hinted import Hinted
+from kvstored.policy.quota import Allotments, Quota
+from kvstored.purge.holders import Holders
+from kvstored.store import commits, reads, writes
+from kvstored.store.epochs import Bumps
 from kvstored.testing.simulated_device import SimulatedDevice
 from kvstored.tiers import runs
+from kvstored.tiers.dram import DramTier
 from kvstored.tiers.extent import ExtentTable
 from kvstored.tiers.nvme import NvmeTier
 from kvstored.tiers.pool import SegmentPool
 from kvstored.tiers.volume import Volume
+from kvstored.tiers.wiping import ExtentWiper
 
 CANARIES = {}
 
@@ -147,24 +159,15 @@ def leases_do_not_hold():
 
     def lease(self, space, entries):
         for entry in entries:
-            entry.leases += 1
+            entry.held += LEASE_UNIT
 
-    def unlease(self, entries):
+    def unlease(self, entries, segment_ids):
         for entry in entries:
-            entry.leases -= 1
+            entry.held -= LEASE_UNIT
+        return []
 
     yield catalog.Catalog, "lease", lease
     yield catalog.Catalog, "unlease", unlease
-    yield reads.LeaseEnds, "take", _take_without_unhold
-
-
-def _take_without_unhold(self):
-    there = bool(self._waiting)
-    while self._waiting:
-        group, lease = self._waiting.popleft()
-        group.ending_leases -= 1
-        self._parts.catalog.unlease(lease.entries)
-    return there
 
 
 # ---- accounts ----
@@ -228,7 +231,7 @@ def leaked_lease():
 @canary
 def leaked_pin():
     """A lookup does not unpin what it found."""
-    yield promoter.Promoter, "unpin", lambda self, found: None
+    yield searches.Searches, "unpin", lambda self, found: None
 
 
 @canary
@@ -295,6 +298,42 @@ def unbounded_queue():
 
 
 @canary
+def unbounded_speculation():
+    """Prefetches take the whole device."""
+    yield read_queue.ReadQueue, "_may_begin", lambda self, batch: True
+
+
+@canary
+def uncounted_prefetch():
+    """What was read ahead and evicted unused is not noticed."""
+    yield PrefetchAccount, "gone", lambda self, space, entry: None
+
+
+@canary
+def read_twice():
+    """A get reads for itself what is on its way up already, and its predecessor is forgotten."""
+    original = promoter.Promoter._enter
+
+    def enter(self, space, hashes, have, job):
+        for hash_ in have:
+            entry = space.entries.get(hash_)
+            if entry is not None and entry.state == catalog.PROMOTING:
+                self._room.forget(entry)
+        return original(self, space, hashes, have, job)
+
+    def missing(self):
+        entries, found = self.space.entries, self.found
+        return [
+            hash_
+            for hash_ in self.hashes
+            if hash_ not in found and getattr(entries.get(hash_), "state", catalog.PROMOTING) == catalog.PROMOTING
+        ]
+
+    yield promoter.Promoter, "_enter", enter
+    yield jobs.Search, "missing", missing
+
+
+@canary
 def unlimited_leases():
     """A tenant may lease all there is."""
     yield reads.Reads, "_fitting", lambda self, tenant, spaces, runs, length: length
@@ -331,9 +370,108 @@ def dead_mover():
     """The mover ends at the first store that fails."""
     original = mover.Mover._finish
 
-    def finish(self, entries, done, *, evict):
-        original(self, entries, done, evict=evict)
-        if entries and not done:
+    def finish(self, entries, admitted, done, why):
+        original(self, entries, admitted, done, why)
+        if admitted and not done:
             raise RuntimeError("planted")
 
     yield mover.Mover, "_finish", finish
+
+
+@canary
+def limit_forgotten():
+    """A tenant's limit of DRAM is not looked at."""
+    yield Allotments, "room", lambda self, tenant, used_bytes, wanted_bytes: wanted_bytes
+
+
+@canary
+def guarantee_forgotten():
+    """Whoever is above its share loses blocks down to nothing."""
+    yield Quota, "spare", lambda self, used_bytes: used_bytes
+
+
+@canary
+def pins_forgotten():
+    """Blocks that are pinned hard go as all others."""
+
+    def everything(self):
+        yield from self.drained()
+
+    yield Hinted, "fixed", lambda self, node: False
+    yield Hinted, "__iter__", everything
+
+
+# ---- purges ----
+
+
+@canary
+def purge_does_not_wait():
+    """A purge makes zeros of slots that somebody still reads or writes."""
+
+    async def wipe_free(self):
+        for entry in list(self._waiting.values()):
+            await self._wipe([entry])
+
+    yield Holders, "_wipe_free", wipe_free
+
+
+@canary
+def purge_wipes_the_living():
+    """A purge takes what is alive in an extent for dead."""
+
+    async def kept(self, extent, headers, *, live_only):
+        return []
+
+    yield ExtentWiper, "_kept", kept
+
+
+@canary
+def purge_leaves_bytes_below():
+    """A purge makes no zeros on NVMe, and says that it is complete."""
+
+    async def zero(self, extent, ranges):
+        return 0
+
+    yield ExtentWiper, "_zero", zero
+
+
+@canary
+def purge_leaves_bytes_in_memory():
+    """A purge gives slots back as they are."""
+
+    async def wipe(self, entries):
+        for entry in entries:
+            del self._waiting[id(entry)]
+        self._parts.room.unhold(entries)
+
+    async def wipe_free(self, tenant, told):
+        return 0
+
+    yield Holders, "_wipe", wipe
+    yield DramTier, "wipe_free", wipe_free
+
+
+# ---- ends and epochs ----
+
+
+@canary
+def ended_is_served():
+    """Nobody looks whether a block in DRAM has ended."""
+    yield Space, "drop_ended", lambda self, hashes: None
+
+
+@canary
+def end_lost_below():
+    """A block goes to NVMe without its end."""
+    original = mover.Mover._as_store
+
+    def as_store(self, entry):
+        return msgspec.structs.replace(original(self, entry), expiry=None)
+
+    yield mover.Mover, "_as_store", as_store
+
+
+@canary
+def bump_of_the_next_process():
+    """A bump is written down and counts after a restart only."""
+    yield Bumps, "_begin_anew", lambda self, spaces: iter(())

@@ -5,27 +5,46 @@ from collections import Counter
 
 import xxhash
 
-from kvstored.catalog import PROMOTING, READY, REVIVING, WRITING
+from kvstored.catalog.catalog import PROMOTING, READY, REVIVING, WRITING
+from kvstored.catalog.prefetched import ENDS, SOURCES
+from kvstored.mover import promoter
 from kvstored.tiers.base import Load
+from kvstored.tiers.formats import State
+from tests.sim import hints, quotas, times
 from tests.sim.model import Violation
+from tests.sim.plan import SIZES
 
 AUDIT_EVERY_STEPS = 4
 QUIET_S_MAX = 300
+RECOUNTS_MAX = 30
 SPOILING = {"read_flip", "rot", "torn_write", "misdirected"}
 
 
 def step(world):
     """After each operation."""
     parts, node = world.node.parts, world.node
-    promoter = node.below.promoter
-    require(promoter.queued_blocks <= node.config.queue_blocks, "the queue of reads is over its limit")
+    below = node.below.promoter
+    require(below.queued_blocks <= node.config.queue_blocks, "the queue of reads is over its limit")
+    reads(below.queue)
     require(parts.staging.used_bytes <= parts.staging.limit_bytes, "staging is over its limit")
-    require(promoter.queued_blocks >= 0 and promoter.inflight_bytes >= 0, "the account of reads is below zero")
+    require(below.queued_blocks >= 0 and below.inflight_bytes >= 0, "the account of reads is below zero")
+    quotas.limits(world)
+    hints.check(world)
     sample_leases(world)
     orphaned_leases(world)
     world.steps += 1
     if not world.steps % AUDIT_EVERY_STEPS:
         accounts(world)
+
+
+def reads(queue):
+    """What is read for nobody who waits is bounded, but for one batch, which may always begin."""
+    require(
+        queue.speculative_bytes <= max(queue.speculative_limit_bytes, promoter.BATCH_BYTES, max(SIZES)),
+        f"{queue.speculative_bytes} bytes are read ahead, beyond the limit of {queue.speculative_limit_bytes}",
+    )
+    require(0 <= queue.speculative_bytes <= queue.inflight_bytes, "more is read ahead than is read")
+    require(queue.demand_bytes >= 0 and queue.blocks >= 0, "the account of the queue is below zero")
 
 
 def require(holds, what):
@@ -72,8 +91,9 @@ def accounts(world):
         require(
             not corrupt, f"{corrupt} blocks read from NVMe were not what their records say, and no device spoilt them"
         )
+    prefetched(node)
     leased, unfinished = Counter(), set()
-    for space in parts.catalog.spaces.values():
+    for space in _spaces(parts):
         for entry in space.entries.values():
             if entry.leases:
                 leased[space.tenant] += entry.pool.slot_bytes
@@ -94,6 +114,20 @@ def accounts(world):
         require(session.reserved_bytes <= parts.limits.held_bytes, "a session has reserved more than it may")
 
 
+def prefetched(node):
+    """What was read ahead was useful, late, wasted or dropped, or it is there and nobody has asked for it."""
+    spaces = [*node.parts.catalog.spaces.values(), *node.parts.catalog.retired]
+    unused = Counter()
+    for space in spaces:
+        for entry, source in space.prefetched.items():
+            unused[source] += entry.pool.slot_bytes
+            require(space.entries.get(entry.hash) is entry, f"{entry.hash} is gone, and its prefetch is not over")
+    for source in SOURCES:
+        ended = sum(node.counters[f"prefetch_{source}_{end}_bytes"] for end in ENDS)
+        begun = node.counters[f"prefetch_{source}_bytes"]
+        require(begun == ended + unused[source], f"of {begun} bytes read ahead for {source}, {ended} ended")
+
+
 async def nothing_held(world):
     """When every session has ended, nothing is held, pinned or under way."""
     node, parts = world.node, world.node.parts
@@ -104,15 +138,20 @@ async def nothing_held(world):
         await asyncio.sleep(1)
     require(not held, f"nobody is left, and there is still held: {held}")
     accounts(world)
-    entries = [entry for space in parts.catalog.spaces.values() for entry in space.entries.values()]
+    entries = [entry for space in _spaces(parts) for entry in space.entries.values()]
     usage = node.dram.usage()
     require(usage.blocks == len(entries), f"{usage.blocks} slots for {len(entries)} blocks")
+
+
+def _spaces(parts):
+    """With those of past epochs, until they are taken away."""
+    return (*parts.catalog.spaces.values(), *parts.catalog.retired)
 
 
 def _held(node, parts):
     """Everything that is held or under way, by name."""
     held = Counter(node.store.held())
-    held["holds"] = sum(e.holds for space in parts.catalog.spaces.values() for e in space.entries.values())
+    held["holds"] = sum(e.holds for space in _spaces(parts) for e in space.entries.values())
     held["leased_bytes"] += sum(parts.catalog.leased_bytes.values())
     held["queued_blocks"] = node.below.promoter.queued_blocks
     held["inflight_bytes"] = node.below.promoter.inflight_bytes
@@ -124,61 +163,104 @@ def _held(node, parts):
 
 
 async def durable(world):
-    """Everything owed is there and right; the account of NVMe is what its index says."""
+    """Everything owed is there and right; the account of NVMe is what its index says.
+
+    But for tenants whose key could not be read: what they have is a miss until it can, and stays.
+    """
     node, model = world.node, world.model
-    by_space = {}
+    locked, by_space = node.nvme.keys.locked(), {}
     for tenant, digest, hash_ in model.owed:
-        by_space.setdefault((tenant, digest), []).append(hash_)
+        if tenant not in locked:
+            by_space.setdefault((tenant, digest), []).append(hash_)
     for (tenant, digest), hashes in by_space.items():
-        records = await node.nvme.find(tenant, digest, hashes, prefix=False)
+        stored = times.stored_as(world, digest)
+        records = await node.nvme.find(tenant, stored, hashes, prefix=False)
         found = [(hash_, record) for hash_, record in zip(hashes, records, strict=True) if record is not None]
         try:
             missing = [hash_ for hash_, record in zip(hashes, records, strict=True) if record is None]
-            # Not owed any more where a scrub dropped, meanwhile, what the device had spoilt.
-            missing = [hash_ for hash_ in missing if (tenant, digest, hash_) in model.owed]
+            if missing:
+                await _recycled(node)
+            # Not owed any more where a scrub dropped, meanwhile, what the device had spoilt, or where it ended.
+            now_s = node.clock.wall()
+            missing = [hash_ for hash_ in missing if model.is_owed((tenant, digest, hash_), now_s)]
             require(not missing, f"durable blocks of {tenant} are lost: {missing[:3]}")
             for hash_, record in found:
-                await _load(world, (tenant, digest, hash_), record)
+                await _load(world, (tenant, digest, hash_), stored, record)
         finally:
             node.nvme.unpin([record for _, record in found])
     await _recount(world)
 
 
-async def _load(world, key, record):
+async def _recycled(node):
+    """What is being evicted is not found any more, and gone only when its entries are."""
+    for _ in range(QUIET_S_MAX):
+        extents = [extent for volume in node.nvme._volumes.values() for extent in volume.table._extents.values()]
+        if not any(extent.state is State.RECYCLING for extent in extents):
+            return
+        await asyncio.sleep(0.01)
+    raise Violation("an extent is recycled for ever")
+
+
+async def _load(world, key, stored, record):
     spoilt = world.is_spoilt(record)
-    (ok,) = await world.node.nvme.load([Load(key[1], key[2], record, world.scratch.address)])
+    (ok,) = await world.node.nvme.load([Load(stored, key[2], record, world.scratch.address)])
     require(ok or spoilt, f"a durable block cannot be read: {key} at {record.location}")
     if ok:
         world.model.check(key, world.scratch.get(0, record.size_bytes))
 
 
 async def _recount(world):
+    held, used = await _counted(world)
+    for _ in range(RECOUNTS_MAX if world.plan.times else 0):  # what has ended goes whenever it likes
+        if held == used:
+            break
+        await asyncio.sleep(1)
+        held, used = await _counted(world)
+    require(held == used, f"the index holds {dict(held)}, the account says {dict(used)}")
+
+
+async def _counted(world):
     node = world.node
     counted, cursor = Counter(), b""
     while True:
         page, cursor = await node.nvme.list_records(None, cursor, 100)
         for digest, _, record in page:
-            counted[world.tenant_of[digest]] += -(-record.size_bytes // 4096) * 4096
+            counted[world.tenant_of[world.names.first(digest)]] += -(-record.size_bytes // 4096) * 4096
         if not cursor:
             break
-    used = Counter({tenant: bytes_ for tenant, (bytes_, _) in node.nvme.tenant_usage().items()})
-    require(+counted == +used, f"the index holds {dict(counted)}, the account says {dict(used)}")
+    return +counted, +Counter({tenant: bytes_ for tenant, (bytes_, _) in node.nvme.tenant_usage().items()})
 
 
-def ready_blocks(node):
-    """Keys of what can be read from DRAM."""
-    return {
-        (space.tenant, space.digest, entry.hash)
-        for space in node.parts.catalog.spaces.values()
-        for entry in space.entries.values()
-        if entry.state == READY
-    }
+def ready_blocks(world):
+    """What can be read from DRAM, and will be if the process ends here: keys, when they end (0: they do not), and
+    under which digest they are stored.
+
+    Ends by their records: that a use has moved a sliding end is noted there only when the end comes near.
+    """
+    records = world.node.dram.records
+    blocks = {}
+    for space in world.node.parts.catalog.spaces.values():
+        for entry in space.entries.values():
+            if entry.state == READY:
+                expiry = records.expiry(entry.slot)
+                end_s = expiry.expires_s if expiry is not None else 0.0
+                blocks[space.tenant, space.namespace.digest, entry.hash] = (end_s, space.digest)
+    return {key: value for key, value in blocks.items() if not world.model.is_bumped(key)}
 
 
 def kept(world, before):
-    """What could be read from DRAM when the process died is there again, or will be when it is verified."""
+    """What could be read from DRAM when the process died, and has not ended, is there again, verified or not yet.
+
+    But for what was stored before a device that was off brought the epoch of its namespace: that is past by then.
+    """
+    now_s = world.node.clock.wall()
+    before = {
+        key
+        for key, (end_s, stored) in before.items()
+        if not 0 < end_s <= now_s and (stored == times.stored_as(world, key[1]) or not world.device.fired)
+    }
     there = {
-        (space.tenant, space.digest, entry.hash)
+        (space.tenant, space.namespace.digest, entry.hash)
         for space in world.node.parts.catalog.spaces.values()
         for entry in space.entries.values()
     }

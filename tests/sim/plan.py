@@ -4,14 +4,18 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvstored.parts import Limits
+import msgspec
+
 from kvstored.policy.orders import ORDERS
 from kvstored.policy.quota import Quota
 from kvstored.policy.watermarks import Watermarks
+from kvstored.store.parts import Limits
 from kvstored.testing.simulated_device import NO_FAULTS, DeviceFaults
 from kvstored.testing.simulated_node import NodeConfig
 from kvstored.tiers.dram import DramConfig
 from kvstored.tiers.nvme_config import EXTENT_BYTES_MIN, NvmeConfig
+from kvstored.tiers.sealing import ALGORITHMS
+from tests.sim import quotas
 
 SEGMENT_BYTES = 64 << 10
 ROOT = Path("/sim")
@@ -37,6 +41,26 @@ class Plan:
     chain_blocks: int
     rng: random.Random = field(repr=False)
 
+    @property
+    def purges(self) -> bool:
+        """Whether tenants are purged; not drawn, so that other worlds stay what they were."""
+        return self.seed % 3 == 2
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether lookups prefetch; likewise not drawn."""
+        return self.seed % 4 == 1
+
+    @property
+    def hints(self) -> bool:
+        """Whether clients give hints; not drawn either."""
+        return self.seed % 2 == 1
+
+    @property
+    def times(self) -> bool:
+        """Whether blocks end and epochs pass; not drawn either. Some of these worlds have purges as well."""
+        return self.seed % 3 == 1 or self.seed % 12 == 11
+
 
 def make_plan(seed, ops):
     rng = random.Random(seed * 2 + 1)
@@ -46,7 +70,7 @@ def make_plan(seed, ops):
     return Plan(
         seed=seed,
         ops=ops,
-        node=_node(rng, tenants),
+        node=_node(rng, tenants, seed),
         faults=NO_FAULTS if calm else _faults(rng),
         slow_share=rng.choice((0.0, 0.0, 0.002, 0.02)),
         keeps_memory=rng.random() < 0.5,
@@ -59,10 +83,23 @@ def make_plan(seed, ops):
     )
 
 
-def _node(rng, tenants):
+def _node(rng, tenants, seed):
+    node = msgspec.structs.replace(_without_quotas(rng, tenants, seed), encrypted=_encrypted(seed, tenants))
+    extents = len(node.nvme.paths) * (node.nvme.capacity_bytes // EXTENT_BYTES_MIN)
+    drawn = quotas.draw(seed, tenants, node.dram.capacity_bytes // SEGMENT_BYTES, SEGMENT_BYTES, extents)
+    return node if drawn is None else msgspec.structs.replace(node, quotas=drawn[0], nvme_quotas=drawn[1])
+
+
+def _encrypted(seed, tenants):
+    """Whose blocks are encrypted; drawn apart, so that every other choice of a seed stays what it was."""
+    rng = random.Random(f"encryption {seed}")
+    return {tenant: rng.choice(sorted(ALGORITHMS)) for tenant in tenants if rng.random() < 0.25}
+
+
+def _without_quotas(rng, tenants, seed):
     segments = rng.choice((2, 3, 3, 5))
     held = segments * SEGMENT_BYTES * rng.choice((1, 2)) // 2
-    quotas = {tenants[1]: Quota(2 * SEGMENT_BYTES)} if rng.random() < 0.3 else {}
+    limited = {tenants[1]: Quota(2 * SEGMENT_BYTES)} if rng.random() < 0.3 else {}
     return NodeConfig(
         dram=DramConfig(segments * SEGMENT_BYTES, SEGMENT_BYTES, "never", "never"),
         nvme=NvmeConfig(
@@ -80,10 +117,14 @@ def _node(rng, tenants):
         staging_bytes=5 * SEGMENT_BYTES,
         sessions=8,
         eviction=rng.choice(sorted(ORDERS)),
-        quotas=quotas,
+        # Drawn apart, so that every other choice of a seed stays what it was.
+        admission=random.Random(f"admission {seed}").choice(("admit_all", "admit_all", "second_hit", "hinted")),
+        quotas=limited,
         watermarks=rng.choice((Watermarks(), Watermarks(0.6, 0.3, 0.2), Watermarks(0.5, 0.1, 0.5))),
         queue_blocks=rng.choice((2, 8, 64)),
         inflight_bytes=rng.choice((8 << 10, 16 << 10, 64 << 10)),
+        predicts=seed % 4 == 1,
+        speculative_bytes=random.Random(f"speculation {seed}").choice((8 << 10, 16 << 10, 64 << 10)),
     )
 
 

@@ -8,20 +8,22 @@ from collections import Counter
 
 import xxhash
 
-from kvstored import quarantine
 from kvstored.device.file import AlignedBuffer
+from kvstored.store import quarantine
 from kvstored.testing.simulated_device import SimulatedDevice
 from kvstored.testing.simulated_node import SimulatedNode
-from kvstored.testing.virtual import Crash, Delays, NothingToDo, VirtualLoop, abandon
+from kvstored.testing.virtual import Crash, Delays, GoesRound, NothingToDo, VirtualLoop, abandon
 from kvstored.tiers.base import Health
-from tests.sim import checks
-from tests.sim.actions import ACTIONS
+from tests.sim import checks, hints, quotas, times
+from tests.sim.actions import ACTIONS, bump, hash_of, lookup, purge
 from tests.sim.keeper import MemoryKeeper
 from tests.sim.model import Model, Violation
 from tests.sim.observed import ObservedIndex, ObservedTier
 from tests.sim.plan import ORDERLY, POWER_CUT, RESTARTS, ROOT, make_plan
 
 CALLS_MAX = 10  # under way at once
+PURGE_SHARE = 0.01  # of the operations of a world that has purges
+LOOKUP_SHARE = 0.1  # of those of a world whose lookups prefetch, beside those that it has anyway
 CALL_S_MAX = 200.0  # of virtual time; nothing takes as long
 CRASH_WITHIN_CALLS = 40  # of the device
 STOP_FLUSH_S = 30.0
@@ -39,7 +41,7 @@ class World:
         self.device.disk.make_folder(ROOT)
         self.device.disk.root.sync()
         self.keeper = MemoryKeeper() if self.plan.keeps_memory else None
-        self._in_dram = set()  # what could be read from kept memory when the process died
+        self._in_dram = {}  # what could be read from kept memory when the process died
         self.seen_by = {}  # segment -> the tenant whose clients were given it
         self.delays = Delays(seed, slow_share=self.plan.slow_share)
         self.counts = Counter()
@@ -51,6 +53,14 @@ class World:
         self.steps = 0
         self.recent = {}  # tenant -> what was put lately
         self.orphans = []  # clients that have outlived the daemon, and what they read
+        self.purge_dice = random.Random(f"purge {seed}")
+        self.prefetch_dice = random.Random(f"prefetch {seed}")
+        self.hint_dice = random.Random(f"hints {seed}")
+        self.hinting = set()  # tasks
+        self.times_dice = random.Random(f"times {seed}")
+        self.names = times.Names()
+        self.floor = 0  # of all epochs
+        self.purging = None  # held by the one purge that runs; made anew at each boot, as the loop is
         self.calls = {}  # task -> name, begun at, client
         self.node = None
         self.loop = None
@@ -68,11 +78,12 @@ class World:
 
     def run(self):
         """All boots, one after the other; returns the hash of everything that happened."""
-        while self._done_ops < self.plan.ops:
-            self._boot(self._live)
-        self.device.quiet = True
-        self.delays.slow_share = 0.0
-        self._boot(self._last)
+        with self.names.noted():
+            while self._done_ops < self.plan.ops:
+                self._boot(self._live)
+            self.device.quiet = True
+            self.delays.slow_share = 0.0
+            self._boot(self._last)
         if self.keeper is not None:
             self.keeper.power_cut()
         for name, count in self.device.fired.items():
@@ -87,6 +98,7 @@ class World:
     def _boot(self, life):
         """One life of the process."""
         self.loop = loop = VirtualLoop(self.delays, start_s=self._now)
+        self.purging = asyncio.Lock()
         self.device.now, self.device.on_call = loop.time, self._on_device_call
         loop.set_exception_handler(lambda _, context: self.complain(_describe(context)))
         asyncio.set_event_loop(None)
@@ -96,7 +108,7 @@ class World:
             self.plan.node,
             keeper=self.keeper,
             make_index=lambda path, volume, size: ObservedIndex(self, path, volume, size),
-            observe=lambda tier: ObservedTier(tier, self.model),
+            observe=lambda tier: ObservedTier(tier, self),
         )
         try:
             loop.run_until_complete(life())
@@ -106,6 +118,8 @@ class World:
             self._crashed(loop)
         except NothingToDo as error:
             raise Violation(f"deadlock: {error}; {self._pending()}") from None
+        except GoesRound as error:
+            raise Violation(f"busy for ever: {error}; {self._pending()}") from None
         finally:
             self._now = loop.time()
             self._dispose(loop)
@@ -122,7 +136,7 @@ class World:
         else:
             self.device.restarted()
             if self.keeper is not None:
-                self._in_dram = checks.ready_blocks(self.node)
+                self._in_dram = checks.ready_blocks(self)
                 self.orphans = [orphan for client in self.clients if (orphan := client.orphan(self))]
 
     def _dispose(self, loop):
@@ -130,15 +144,26 @@ class World:
         if not loop.is_closed():
             abandon(loop)
         self.device.dead = False
+        cut_entries(self.node)
         for segment in list(self.node.dram._segments.values()):
             segment.close()
-        for name in ("promoted_blocks", "demoted_blocks", "evicted_clean_blocks", "segments_reclaimed"):
+        for name in (
+            "promoted_blocks",
+            "demoted_blocks",
+            "evicted_clean_blocks",
+            "segments_reclaimed",
+            "predicted_blocks",
+            "expired_blocks",
+            "epoch_blocks",
+        ):
             self.counts[name] += self.node.counters[name]
         if not self._in_dram:
             self.orphans.clear()
+        self.model.process_ended()
         self.clients.clear()
         self.leases.clear()
         self.calls.clear()
+        self.hinting.clear()
 
     async def _live(self):
         """Until the next restart, or the last operation."""
@@ -149,6 +174,7 @@ class World:
         while self._done_ops < self.plan.ops or self._crash_in:
             self._done_ops += 1
             self._act()
+            hints.act(self, hash_of)
             kind = self.plan.restarts.pop(self._done_ops, None)
             if kind is None and self._done_ops >= self.plan.ops:
                 kind = self.rng.choice(RESTARTS)
@@ -165,9 +191,12 @@ class World:
     async def _start(self):
         if self.keeper is None:
             self.seen_by.clear()
+        quotas.watch(self)
+        hints.start(self)
         await self.node.start()
+        times.note_lost(self)
         checks.kept(self, self._in_dram)
-        self._in_dram = set()
+        self._in_dram = {}
         self.orphans_until_s = self.loop.time() + quarantine.UNSEEN_S
         self.node.store.tell_retired = self._tell_retired
         self.note("up")
@@ -181,6 +210,9 @@ class World:
             if not self._lost_its_format(path):
                 line = self.node.nvme.properties()[f"path.{number}"]
                 checks.require(line.startswith(f"{path}: ok"), f"nothing is wrong any more, but {line}")
+        for tenant, why in self.node.nvme.keys.locked().items():
+            lost = any(self._lost_its_key(path, tenant) or self._lost_its_format(path) for path in self._paths)
+            checks.require(lost, f"nothing is wrong any more, but {tenant} is locked: {why}")
         await self._check_durable()
         await self._stop()
 
@@ -206,6 +238,12 @@ class World:
     def _act(self):
         dice = self.rng.random() * ACTIONS[-1][0]
         action = next(action for upto, action in ACTIONS if dice < upto)
+        if self.plan.purges and self.purge_dice.random() < PURGE_SHARE:
+            action = purge
+        if self.plan.prefetches and self.prefetch_dice.random() < LOOKUP_SHARE:
+            action = lookup
+        if self.plan.times and self.times_dice.random() < times.BUMP_SHARE:
+            action = bump
         if len(self.calls) >= CALLS_MAX and action.__name__ not in ("kill_session", "cancel_call"):
             return
         client = self.rng.choice(self.clients) if self.clients else None
@@ -272,6 +310,11 @@ class World:
                 raise Violation(f"calls have not ended after {CALL_S_MAX} s: {self._pending()}")
         self._check_complaints()
 
+    def part_with(self, session):
+        """As the transport does: the connection first."""
+        for client in [client for client in self.clients if client.session is session]:
+            client.end(self)
+
     def _pending(self):
         return ", ".join(sorted(name for name, _, _ in self.calls.values())) or "no call"
 
@@ -319,6 +362,10 @@ class World:
     def _lost_its_format(self, path):
         return all(self.device.is_spoilt(path / name, 0, 1) for name in ("FORMAT", "FORMAT.copy"))
 
+    def _lost_its_key(self, path, tenant):
+        names = (f"{tenant}.key", f"{tenant}.key.copy")
+        return all(self.device.is_spoilt(path / "keys" / name, 0, 1) for name in names)
+
     def new_client_id(self):
         """What a client calls itself, before and after a restart of the daemon."""
         self._client_ids += 1
@@ -339,6 +386,20 @@ class World:
             later = self.rng.random() * self.rng.choice((0.01, 5.0))
             self.loop.call_later(later, self.node.store.segments_dropped, session, list(segment_ids))
         return True
+
+
+def cut_entries(node):
+    """Entries are not seen by the collector: what they hang together with would stay for ever, world after world."""
+    catalog = node.parts.catalog
+    spaces = [*catalog.spaces.values(), *catalog.retired]
+    entries = [entry for space in spaces for entry in space.entries.values()]
+    for segment in node.dram._segments.values():
+        entries += node.dram.occupants(segment.segment_id)
+    pools = {entry.pool for entry in entries}.union(*(space.pools.values() for space in spaces))
+    for entry in entries:
+        entry.prev = entry.next = entry.pool = None
+    for pool in pools:
+        pool.space = pool.order = None  # of entries that only a lease or a waiting call still has
 
 
 def _describe(context):

@@ -32,6 +32,7 @@ REQUESTS = {
     pb.OPERATION_POLL_PREFETCH: pb.PollPrefetchRequest,
     pb.OPERATION_CANCEL_PREFETCH: pb.CancelPrefetchRequest,
     pb.OPERATION_TOUCH: pb.TouchRequest,
+    pb.OPERATION_HINT: pb.HintRequest,
     pb.OPERATION_DELETE: pb.DeleteRequest,
     pb.OPERATION_STATUS: pb.StatusRequest,
     pb.OPERATION_SEGMENTS_DROPPED: pb.SegmentIds,
@@ -230,10 +231,20 @@ class FakeDaemon:
     def lookup(self, peer, request):
         n = len(self.run(request))
         ended = pb.OUTCOME_HIT if n == len(self.split(request)) else pb.OUTCOME_MISS
-        return pb.LookupReply(prefix_blocks=n, ready_blocks=n, dram_blocks=n, next=ended)
+        reply = pb.LookupReply(prefix_blocks=n, ready_blocks=n, dram_blocks=n, next=ended)
+        if request.prefill_tokens_per_s:
+            reply.load_s, reply.recompute_s = 1.0, n * 4 / request.prefill_tokens_per_s
+            reply.paying_blocks = n // 2
+        if request.prefetch:
+            reply.prefetch_id, reply.queued_blocks = self.number(), n
+        return reply
 
     def contains(self, peer, request):
         return pb.ContainsReply(outcomes=bytes(int(h in self.blocks) for h in self.split(request)))
+
+    def hint(self, peer, request):
+        found = sum(h in self.blocks for h in self.split(request))
+        return pb.HintReply(blocks=found, applied_blocks=found, hard_pinned_bytes=7)
 
     def touch(self, peer, request):
         return pb.TouchReply(touched=sum(h in self.blocks for h in self.split(request)))

@@ -186,6 +186,25 @@ async def test_many_namespaces_move_the_registry_to_a_larger_one(keeper):
         assert len(tier.segments()) == 4
 
 
+async def test_namespaces_of_a_tenant_are_forgotten_and_all_else_that_is_noted_stays(keeper):
+    theirs = [Namespace("gone", bytes([n]) * 16, b"secret", {"model": "secret"}) for n in range(3)]
+    async with opened(keeper) as tier:
+        (slot,) = put(tier, ["a"])
+        await tier.remember_namespaces([*theirs, NAMESPACE])
+        await tier.remember_epochs(b"epochs")
+        await tier.forget_namespaces("gone")
+        await tier.forget_namespaces("nobody")
+        assert tier.namespaces() == [NAMESPACE]
+        (name,) = [name for name in keeper.held if name.startswith("registry")]
+        assert b"secret" not in os.pread(keeper.held[name], 1 << 20, 0)
+    async with opened(keeper) as tier:
+        assert tier.namespaces() == [NAMESPACE]
+        assert tier.epochs() == b"epochs"
+        assert list(found(tier)) == [slot]
+        await tier.remember_namespaces(theirs)
+        assert len(tier.namespaces()) == 4
+
+
 @pytest.mark.parametrize("kind", ["registry", "slots"])
 async def test_memory_of_a_newer_format_is_dropped_and_said(keeper, kind):
     async with opened(keeper) as tier:

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from kvstored import audit
+from kvstored.store import audit
+from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
 
 
@@ -57,3 +58,27 @@ async def test_a_check_counts_what_it_read_and_drops_what_is_wrong():
         found = await audit.verify(node.parts)
         assert (found.dram_blocks, found.size_bytes, found.corrupt, found.skipped) == (4, 4 * BLOCK_BYTES, 1, 0)
         assert list(space.entries) == [*hashes[:2], hashes[3]]
+
+
+async def test_a_check_reads_under_the_digest_that_it_looked_under_though_an_epoch_begins_meanwhile():
+    class Observed(MemoryTier):
+        async def find(self, tenant, digest, hashes, *, prefix):
+            found = await super().find(tenant, digest, hashes, prefix=prefix)
+            if not read and any(found):
+                await node.store.bumps.bump(space.tenant, "m")
+            return found
+
+        async def load(self, loads):
+            read.extend(load.digest for load in loads)
+            return await super().load(loads)
+
+    read, below = [], Observed()
+    async with Node(blocks=16, below=below) as node:
+        session = await node.session()
+        space = await node.space(session)
+        before = space.digest
+        await node.put(session, space, chain("a", 4))
+        await node.parts.below.mover.flush(1.0)
+        await audit.verify(node.parts)
+        assert space.digest != before
+        assert read == [before] * 4, "encrypted blocks would be taken for corrupt"

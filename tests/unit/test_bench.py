@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import signal
 import sys
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from bench.buffers import Pool
 from bench.ceiling import memmove_blocks
 from bench.common import Figure, emit, median_ratio
+from bench.common import run as common_run
 from bench.hitrate import gap_closed
 from bench.hitrate import main as hitrate
 from bench.payload import Payloads
@@ -68,6 +70,36 @@ def test_a_trace_is_found_by_path_or_in_the_directory_of_the_environment(tmp_pat
         find_trace("t.gz")
     monkeypatch.setenv("KVSTORED_TRACES", str(tmp_path))
     assert find_trace("elsewhere/t.gz") == path
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"hash_ids": [1]}\n{\n', "line 2 is no request"),
+        (b"", "it is empty"),
+        (gzip.compress(b'{"hash_ids": [1]}\n' * 1000)[:-20], "end-of-stream"),
+    ],
+)
+def test_a_bad_trace_is_one_line_with_file_and_line(tmp_path, monkeypatch, capsys, content, message):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(content)
+    monkeypatch.setattr(sys, "argv", ["hitrate", "--trace", str(path)])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as stopped:
+        common_run(hitrate)
+    assert stopped.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"bench: reading trace {path}: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", [("--capacities", "0"), ("--capacities", "3,x"), ("--limit", "-1")])
+def test_a_number_that_is_none_is_named_by_its_option(tmp_path, monkeypatch, capsys, option):
+    monkeypatch.setattr(sys, "argv", ["hitrate", "--trace", "t", *option])
+    with pytest.raises(SystemExit):
+        hitrate()
+    assert f"argument {option[0]}: " in capsys.readouterr().err
 
 
 def test_different_ids_have_different_hashes():

@@ -6,9 +6,13 @@ import os
 import pytest
 
 from kvstored import __main__ as command
-from kvstored import logs, process
-from kvstored.config_schema import Config, flatten
+from kvstored.config.schema import Config, flatten
+from kvstored.daemon import process
+from kvstored.device.state_directory import StateDirectory
 from kvstored.errors import ConfigError
+from kvstored.reporting import logs
+from kvstored.tenancy.file import FILE_NAME, write_changes
+from kvstored.tenancy.merge import Change, Changes
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +85,34 @@ def test_wrong_settings_as_json_are_one_object_and_exit_1(capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is False
     assert report["errors"][0].startswith("dram.lock (--set): 'x' must be")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("dram.capacity_bytes=16GiB", "dram.segment_bytes=1MiB"), "16384 segments"),
+        (("dram.capacity_bytes=64TiB", "dram.segment_bytes=8GiB"), "at most 4294967296"),
+        ((f"nvme.paths={json.dumps([f'/n{n}' for n in range(65)])}",), "64"),
+    ],
+)
+def test_what_no_daemon_could_serve_with_is_wrong_before_one_is_started(capsys, settings, words):
+    assert run("check-config", *(f"--set={setting}" for setting in settings)) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_tenants_that_do_not_go_with_those_on_file_are_wrong(capsys, tmp_path):
+    state = StateDirectory(tmp_path)
+    write_changes(state, Changes({"b": Change("b", made=True, fields={"uids": [5]})}))
+    own = ("check-config", "--set", f"server.state_dir={tmp_path}", "--set")
+    try:
+        assert run(*own, f"tenants={json.dumps([{'name': 'a', 'uids': [6]}])}") == 0, "though a daemon has it"
+        assert run(*own, f"tenants={json.dumps([{'name': 'a', 'uids': [5]}])}") == 1
+        assert "5 stands in uids of both" in capsys.readouterr().err
+        (tmp_path / FILE_NAME).write_bytes(b"{")
+        assert run(*own, "log.level=debug") == 1
+        assert "damaged" in capsys.readouterr().err
+    finally:
+        state.close()
 
 
 def test_only_the_start_of_a_token_digest_is_shown(capsys):

@@ -38,6 +38,11 @@ async def _round_trip(daemon):
         assert len(namespace.chain_seed) == 16
         assert (await client.put(namespace, HASHES[:3], BLOCKS[:3])).stored == 3
         assert (await client.lookup(namespace, HASHES)).prefix_blocks == 3
+        costed = await client.lookup(namespace, HASHES, prefill_tokens_per_s=4.0)
+        assert (costed.load_s, costed.recompute_s, costed.paying_blocks, costed.pays) == (1.0, 3.0, 1, False)
+        coming = await client.lookup(namespace, HASHES, prefetch=True)
+        assert coming.queued_blocks == 3
+        assert (await client.cancel_prefetch(coming.prefetch_id)).done
         async with client.get(namespace, HASHES) as blocks:
             assert [bytes(b) for b in blocks] == BLOCKS[:3]
         buffers = [bytearray(1000) for _ in range(8)]
@@ -50,6 +55,7 @@ async def _round_trip(daemon):
         prefetch = await client.prefetch(namespace, HASHES)
         assert (await prefetch.wait(1.0)).ready_blocks == 3
         assert (await prefetch.cancel()).done
+        assert (await client.hint(namespace, HASHES, final=True)).blocks == 0  # which this daemon does not know
         assert (await client.touch(namespace, HASHES), await client.delete(namespace, HASHES)) == (4, 4)
         assert (await client.status()).state == "serving"
         await eventually(lambda: not daemon.leases and not daemon.reservations)

@@ -4,7 +4,7 @@ import pytest
 from kvstored_client.blocks import copy_plan
 from kvstored_client.buffers import Spans
 from kvstored_client.errors import Unavailable
-from kvstored_client.slots import Slots
+from kvstored_client.slots import KNOWN_MAX, KnownSlots
 from kvstored_proto import frames
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
@@ -27,12 +27,16 @@ def lease(*blocks):
     return pb.Lease(slots=slots, heads=heads)
 
 
+def slots_of(lease):
+    return KnownSlots().of(lease)
+
+
 def plan(slots, addresses, sizes):
     return copy_plan(slots, MAPPINGS, Spans(addresses, list(sizes), None))
 
 
 def test_places_sizes_and_hashes_come_out_of_a_lease():
-    slots = Slots(lease((1, 0, 4096), (2, 5, 5000)))
+    slots = slots_of(lease((1, 0, 4096), (2, 5, 5000)))
     assert len(slots) == 2
     assert slots.sizes_bytes == (4096, 5000)
     assert slots.place(1) == (2, 5 * 8192, 5000)
@@ -41,7 +45,7 @@ def test_places_sizes_and_hashes_come_out_of_a_lease():
 
 
 def test_a_prefix_in_neighbouring_slots_is_one_run():
-    slots = Slots(lease(*((1, 3 + i, 4096) for i in range(8))))
+    slots = slots_of(lease(*((1, 3 + i, 4096) for i in range(8))))
     assert [(run.first, run.length, run.offset) for run in slots.runs] == [(0, 8, 3 * 4096)]
     runs = plan(slots, range(1000, 1000 + 8 * 4096, 4096), [4096] * 8)
     assert runs == [(1000, MAPPINGS[1].address + 3 * 4096, 8 * 4096)]
@@ -57,7 +61,7 @@ def test_a_prefix_in_neighbouring_slots_is_one_run():
     ],
 )
 def test_a_run_ends_where_the_next_block_is_elsewhere_or_of_another_size(blocks):
-    slots = Slots(lease(*blocks))
+    slots = slots_of(lease(*blocks))
     assert [run.length for run in slots.runs] == [1, 1]
     sizes = [size for _, _, size in blocks]
     expected = [
@@ -68,19 +72,19 @@ def test_a_run_ends_where_the_next_block_is_elsewhere_or_of_another_size(blocks)
 
 
 def test_blocks_that_do_not_fill_their_slots_are_copied_one_by_one():
-    slots = Slots(lease((1, 0, 4000), (1, 1, 4000)))
+    slots = slots_of(lease((1, 0, 4000), (1, 1, 4000)))
     base = MAPPINGS[1].address
     assert plan(slots, range(1000, 9000, 4000), [4000] * 2) == [(1000, base, 4000), (5000, base + 4096, 4000)]
 
 
 def test_separate_buffers_get_their_own_block_each():
-    slots = Slots(lease((1, 0, 4096), (1, 1, 4096)))
+    slots = slots_of(lease((1, 0, 4096), (1, 1, 4096)))
     base = MAPPINGS[1].address
     assert plan(slots, [50000, 1000], [4096] * 2) == [(50000, base, 4096), (1000, base + 4096, 4096)]
 
 
 def test_a_block_outside_of_its_segment_is_refused():
-    slots = Slots(lease((1, 63, 4096), (1, 64, 4096)))
+    slots = slots_of(lease((1, 63, 4096), (1, 64, 4096)))
     with pytest.raises(Unavailable, match="of a segment of 262144 bytes"):
         plan(slots, range(1000, 1000 + 2 * 4096, 4096), [4096] * 2)
 
@@ -88,4 +92,22 @@ def test_a_block_outside_of_its_segment_is_refused():
 @pytest.mark.parametrize("broken", [pb.Lease(slots=b"1234567"), pb.Lease(slots=b"12345678", heads=b"1")])
 def test_a_lease_that_is_not_whole_is_refused(broken):
     with pytest.raises(Unavailable, match="not whole"):
-        Slots(broken)
+        slots_of(broken)
+
+
+def test_a_lease_like_one_before_is_not_taken_apart_again_and_another_is():
+    known = KnownSlots()
+    blocks = [(1, 3, 4096), (1, 4, 4096)]
+    first = known.of(lease(*blocks))
+    assert known.of(lease(*blocks)) is first
+    assert known.of(lease(*blocks[:1])).runs[0].length == 1
+    moved = lease(*blocks)
+    moved.heads = moved.heads[:-1] + b"x"  # another block lies there
+    assert known.of(moved).content_hashes[1] == b"\1" * 15 + b"x"
+
+
+def test_few_leases_are_remembered():
+    known = KnownSlots()
+    for index in range(3 * KNOWN_MAX):
+        known.of(lease((1, index, 4096)))
+    assert len(known._known) <= KNOWN_MAX

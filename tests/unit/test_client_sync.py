@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from fake_daemon import SLOT_BYTES, FakeDaemon
-from kvstored_client import Client, NamespaceSpec, Outcome, Refused, Unavailable
+from kvstored_client import Client, HintResult, NamespaceSpec, Outcome, Refused, Unavailable
 from kvstored_client import buffers as memory
+from kvstored_client.verbs import milliseconds
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 SPEC = NamespaceSpec(model="m", block_tokens=4)
@@ -143,6 +144,54 @@ def test_more_blocks_than_one_call_carries_go_in_several(client, namespace, daem
     assert client.delete(namespace, hashes) == 150
 
 
+def test_a_lookup_asks_for_an_estimate_where_it_or_its_namespace_has_a_rate(client, namespace, daemon):
+    client.put(namespace, HASHES[:4], BLOCKS[:4])
+    plain = client.lookup(namespace, HASHES[:4])
+    assert (plain.load_s, plain.recompute_s, plain.paying_blocks, plain.pays) == (0.0, 0.0, 4, True)
+    rated = client.namespace(SPEC, prefill_tokens_per_s=8.0)
+    for found in (
+        client.lookup(rated, HASHES[:4]),
+        client.lookup(namespace, HASHES[:4], prefill_tokens_per_s=8.0),
+    ):
+        assert (found.load_s, found.recompute_s, found.paying_blocks, found.pays) == (1.0, 2.0, 2, False)
+    assert client.lookup(rated, HASHES[:4], prefill_tokens_per_s=0.0).paying_blocks == 4
+    assert [r.prefill_tokens_per_s for r in daemon.asked_for(pb.OPERATION_LOOKUP)] == [0.0, 8.0, 8.0, 0.0]
+    assert not client.lookup(namespace, HASHES[6:]).pays, "nothing was found"
+
+
+def test_a_lookup_prefetches_where_it_or_its_namespace_says_so(client, namespace, daemon):
+    client.put(namespace, HASHES[:4], BLOCKS[:4])
+    ahead = client.namespace(SPEC, prefetch=True)
+    assert client.lookup(ahead, HASHES).queued_blocks == 4
+    assert client.lookup(ahead, HASHES, prefetch=False).prefetch_id == 0
+    found = client.lookup(namespace, HASHES, prefetch=True, prefetch_deadline_s=0.25)
+    asked = [(r.prefetch, r.prefetch_deadline_ms) for r in daemon.asked_for(pb.OPERATION_LOOKUP)]
+    assert asked == [(True, 0), (False, 0), (True, 250)]
+    assert client.cancel_prefetch(found.prefetch_id).ready_blocks == 3
+    assert [r.prefetch_id for r in daemon.asked_for(pb.OPERATION_CANCEL_PREFETCH)] == [found.prefetch_id]
+    assert client.cancel_prefetch(0).done, "nothing was started: nobody is asked"
+    assert len(daemon.asked_for(pb.OPERATION_CANCEL_PREFETCH)) == 1
+    with pytest.raises(ValueError, match="prefetch_deadline_s"):
+        client.lookup(namespace, HASHES, prefetch=True, prefetch_deadline_s=-1.0)
+
+
+def test_a_lookups_prefetch_that_is_done_is_cancelled_without_a_word(client, namespace, daemon):
+    daemon.refuse[pb.OPERATION_CANCEL_PREFETCH] = (5, "prefetch 7 is not open")
+    client.lookup(namespace, HASHES)
+    assert client.cancel_prefetch(7).done
+    assert client.stats.refused == 0
+
+
+@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
+def test_a_prefill_rate_that_is_none_is_the_callers_error(client, namespace, rate):
+    with pytest.raises(ValueError, match="prefill_tokens_per_s"):
+        client.lookup(namespace, HASHES, prefill_tokens_per_s=rate)
+    with pytest.raises(ValueError, match="prefill_tokens_per_s"):
+        client.namespace(SPEC, prefill_tokens_per_s=rate)
+    with pytest.raises(ValueError, match="block_tokens"):
+        client.namespace(NamespaceSpec(model="m"), prefill_tokens_per_s=1.0)
+
+
 def test_a_put_larger_than_the_staging_ring_goes_through_it_in_turns(client, namespace, daemon):
     hashes = [i.to_bytes(16, "little") for i in range(48)]
     blocks = [bytes([i]) * SLOT_BYTES for i in range(48)]
@@ -197,6 +246,72 @@ def test_staging_more_than_the_ring_holds_reserves_the_leading_blocks(client, na
 
 
 # ---- the daemon is absent, late or full ----
+
+
+def test_a_hint_goes_to_a_daemon_that_knows_hints(client, namespace, daemon):
+    client.put(namespace, HASHES, BLOCKS)
+    assert client.hint(namespace, HASHES, final=True) == HintResult()
+    assert not daemon.asked_for(pb.OPERATION_HINT), "it would be an unknown operation"
+    daemon.stop()
+    daemon.features.append("hints")
+    daemon.start()
+    eventually(lambda: client.contains(namespace, HASHES) == [Outcome.HIT] * 8)
+    said = client.hint(namespace, HASHES, priority=-2, soft_pin_s=1.5, continues=True)
+    assert said == HintResult(8, 8, 7)
+    (request,) = daemon.asked_for(pb.OPERATION_HINT)
+    assert (request.priority, request.soft_pin_ms, request.continues, request.final) == (-2, 1500, True, False)
+    client.hint(namespace, HASHES, unpin=True)
+    assert not daemon.asked_for(pb.OPERATION_HINT)[-1].HasField("priority")
+
+
+def test_what_a_put_says_of_its_blocks_goes_with_its_reservation(client, namespace, daemon):
+    client.put(namespace, HASHES[:4], BLOCKS[:4], hint={"priority": -1, "soft_pin_s": 2.5})
+    with client.stage(namespace, HASHES[4:], 10, parent=HASHES[3], hint={"final": True}):
+        pass
+    client.put(namespace, [b"p" * 32], BLOCKS[:1])
+    first, second, third = daemon.asked_for(pb.OPERATION_RESERVE)
+    assert first.hints == pb.PutHints(priority=-1, soft_pin_ms=2500)
+    assert second.hints == pb.PutHints(final=True)
+    assert not second.hints.HasField("priority")
+    assert not third.HasField("hints")
+    with pytest.raises(ValueError, match="'ttl_s': there are priority"):
+        client.put(namespace, HASHES, BLOCKS, hint={"ttl_s": 5.0})
+
+
+@pytest.mark.parametrize("forever", [float("inf"), 1e12])
+def test_a_wait_without_end_is_the_longest_that_can_be_asked_for(client, namespace, daemon, forever):
+    assert client.put(namespace, HASHES[:1], BLOCKS[:1], wait_s=forever).stored == 1
+    with client.get(namespace, HASHES[:1], wait_s=forever) as held:
+        assert len(held) == 1
+    for operation in (pb.OPERATION_RESERVE, pb.OPERATION_GET):
+        assert [request.wait_ms for request in daemon.asked_for(operation)] == [2**32 - 1]
+
+
+@pytest.mark.parametrize("ttl_s", [-1.0, 0.0001, 3.2e9, float("nan"), float("inf")])
+def test_a_ttl_that_makes_no_sense_is_a_value_error(client, namespace, ttl_s):
+    with pytest.raises(ValueError, match="ttl_s is"):
+        client.put(namespace, HASHES, BLOCKS, ttl_s=ttl_s)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_times_that_are_none_are_errors_of_the_caller(client, namespace, seconds):
+    calls = [
+        lambda: client.hint(namespace, HASHES, soft_pin_s=seconds),
+        lambda: client.put(namespace, HASHES, BLOCKS, hint={"hard_pin_s": seconds}),
+        lambda: client.put(namespace, HASHES, BLOCKS, ttl_s=seconds),
+        lambda: client.prefetch(namespace, HASHES, deadline_s=seconds),
+        lambda: client.lookup(namespace, HASHES, prefetch=True, prefetch_deadline_s=seconds),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="_s is"):
+            call()
+    with pytest.raises(ValueError, match="'forever'"):
+        client.hint(namespace, HASHES, forever=True)
+
+
+def test_a_deadline_that_is_very_near_is_one():
+    assert [milliseconds(seconds) for seconds in (0.0, -1.0, 1e-9, 0.0014, 2.0)] == [0, 0, 1, 1, 2000]
+    assert milliseconds(1e30) < 1 << 32
 
 
 def test_without_a_daemon_everything_is_a_miss_and_nothing_raises(tmp_path):

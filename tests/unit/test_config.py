@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstored.config import load_config
-from kvstored.config_schema import Config, flatten
-from kvstored.config_types import split_address
+from kvstored.config.config import load_config
+from kvstored.config.schema import Config, flatten
+from kvstored.config.types import split_address
 from kvstored.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "systemd" / "kvstored.toml"
@@ -104,6 +104,11 @@ def test_the_socket_mode_is_octal():
         ("dram.capacity_bytes", "4097KiB4", "size in bytes"),
         ("dram.capacity_bytes", "8193KB", "multiple of 4096"),
         ("dram.capacity_bytes", "-1", "size in bytes"),
+        ("dram.capacity_bytes", str(1 << 63), "less than 8 EiB"),
+        ("dram.capacity_bytes", "9" * 400 + ".5GiB", "less than 8 EiB"),
+        ("dram.capacity_bytes", "9" * 5000, "less than 8 EiB"),
+        ("server.state_dir", "/a\0b", "zero byte"),
+        ("nvme.paths", "/a\0b", "zero byte"),
         ("dram.huge_pages", "yes", "'auto' or 'never'"),
         ("dram.require_lock", "perhaps", "valid boolean"),
         ("nvme.extent_bytes", "16MiB", "greater than or equal to 33554432"),
@@ -119,7 +124,7 @@ def test_the_socket_mode_is_octal():
 def test_a_wrong_value_names_the_key_the_value_and_what_is_right(key, value, right):
     (line,) = problems(**{key: value})
     assert key in line
-    assert value[:40] in line
+    assert repr(value)[1:-1][:40] in line
     assert "(--set)" in line
     assert right in line
 
@@ -181,7 +186,6 @@ def test_a_token_in_place_of_its_digest_is_not_repeated(tmp_path):
         ({"dram.huge_pages": "never", "dram.require_huge_pages": "true"}, ["dram.require_huge_pages", '"auto"']),
         ({"limits.staging_bytes_per_session": "5GiB"}, ["staging_bytes_per_session", "limits.staging_bytes_total"]),
         ({"server.tcp_address": "[::1]:50051"}, ["server.tcp_address", "server.tls_certificate", "server.tls_key"]),
-        ({"tenants": '[{"name": "a"}]'}, ["'a'", "uids, tokens_sha256, certificates"]),
         ({"tenants": '[{"name": "a", "uids": [1]}, {"name": "b", "uids": [1]}]'}, ["uids", "'a'", "'b'"]),
         ({"tenants": '[{"name": "a", "uids": [1]}, {"name": "a", "uids": [2]}]'}, ["name", "'a'"]),
         ({"tenants": "[]"}, ["tenants", "at least 1"]),
@@ -198,15 +202,6 @@ def test_two_tenants_with_one_token_are_refused_without_showing_it():
     (line,) = problems(tenants=tenants)
     assert "a token" in line
     assert DIGEST not in line
-
-
-def test_tcp_needs_a_way_to_log_in():
-    tls = {"server.tcp_address": "h:1", "server.tls_certificate": "/c", "server.tls_key": "/k"}
-    (line,) = problems(**tls)
-    assert "server.tls_client_ca" in line
-    assert load_config(None, tls | {"server.tls_client_ca": "/ca"}).config.server.tcp_address == "h:1"
-    token = f'[{{"name": "a", "tokens_sha256": ["{DIGEST}"]}}]'
-    assert load_config(None, tls | {"tenants": token}).config.server.tls_client_ca is None
 
 
 def test_certificates_of_a_tenant_need_the_authority_that_signs_them():

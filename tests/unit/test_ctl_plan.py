@@ -13,7 +13,7 @@ from kvstored_client.kv_shape import Model, SizingError
 from kvstored_client.sizing import BLOCK_BYTES_MAX, EXTENT_BYTES, HIGH_WATERMARK
 
 from kvstored import keys
-from kvstored.config_schema import Config, Mover, Nvme
+from kvstored.config.schema import Config, Mover, Nvme
 
 LLAMA_70B = ("--layers", 80, "--kv-heads", 8, "--head-dim", 128, "--dtype", "fp16")
 LLAMA_CONFIG = {

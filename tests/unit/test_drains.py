@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from kvstored.flush_order import hottest_first
-from kvstored.outcomes import RESERVED, THROTTLED
+from kvstored.mover.flush_order import hottest_first
 from kvstored.policy.watermarks import Watermarks
+from kvstored.store.outcomes import RESERVED, THROTTLED
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
 
@@ -63,7 +63,7 @@ async def test_a_child_that_is_warmer_than_its_parents_waits_for_them():
 
 
 async def test_several_orders_are_written_in_turns(monkeypatch):
-    monkeypatch.setattr("kvstored.flush_order.SLICE_BLOCKS", 2)
+    monkeypatch.setattr("kvstored.mover.flush_order.SLICE_BLOCKS", 2)
     async with Node(32, below=MemoryTier(), segment_blocks=8, watermarks=FULL) as node:
         sessions = [await node.session(tenant) for tenant in ("alice", "bob")]
         for session, name in zip(sessions, "ab", strict=True):
@@ -75,7 +75,7 @@ async def test_several_orders_are_written_in_turns(monkeypatch):
 
 @pytest.mark.parametrize("walked", [0, 100])
 async def test_an_order_too_long_to_walk_is_written_too_and_the_newest_first(walked, monkeypatch):
-    monkeypatch.setattr("kvstored.flush_order.WALK_BLOCKS_MAX", walked)
+    monkeypatch.setattr("kvstored.mover.flush_order.WALK_BLOCKS_MAX", walked)
     async with deep() as node:
         session = await node.session()
         space = await node.space(session)

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.catalog import READY
+from kvstored.catalog.catalog import READY
 from kvstored.errors import FailedPrecondition
-from kvstored.outcomes import HIT, MISS, NOT_DURABLE, PENDING, RESERVED, THROTTLED
+from kvstored.store.outcomes import HIT, MISS, NOT_DURABLE, PENDING, RESERVED, THROTTLED
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
 from kvstored.tiers.base import Health
@@ -201,7 +201,7 @@ async def test_admission_has_no_say_in_durable_puts(monkeypatch):
         session = await node.session()
         space = await node.space(session)
         mover = node.parts.below.mover
-        monkeypatch.setattr(mover._admission, "admit", lambda size_bytes, now: False)
+        monkeypatch.setattr(mover.gate, "admitted", lambda entries, **kwargs: [])
         await node.put(session, space, chain("plain", 2))
         assert (await mover.flush(5)) == (0, 2)
         assert await put(node, session, space, chain("durable", 2)) == [HIT] * 2
@@ -209,13 +209,34 @@ async def test_admission_has_no_say_in_durable_puts(monkeypatch):
 
 
 async def test_a_device_that_keeps_too_many_writes_gets_no_more_and_nothing_stays_held(monkeypatch):
-    monkeypatch.setattr("kvstored.mover.LATE_STEPS_MAX", 0)
+    monkeypatch.setattr("kvstored.mover.mover.LATE_STEPS_MAX", 0)
     async with Node(below=MemoryTier()) as node:
         session = await node.session()
         space = await node.space(session)
         assert await put(node, session, space, chain("a", 3)) == [NOT_DURABLE] * 3
         assert not node.lower.calls["store"]
         assert not any(entry.holds for entry in space.entries.values())
+
+
+async def test_two_puts_that_wait_for_room_do_not_wake_each_other_by_what_they_bring_below(monkeypatch):
+    async with Node(blocks=4, below=MemoryTier()) as node:
+        session = await node.session()
+        space = await node.space(session)
+        hashes = chain("a", 5)
+        await node.put(session, space, hashes[:4])
+        held = await node.get(session, space, hashes[:4])
+        node.lower.fail_stores = True
+        waiting = []
+        for _ in range(2):
+            waiting.append(asyncio.create_task(reserve(node, session, space, hashes, wait_s=1.0)))
+            for _ in range(500):
+                await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        assert node.lower.calls["store"] <= 2, "and not again and again, without an end"
+        node.clock.now += 10
+        node.store.reads.release(session, [held.leases[0].lease_id])
+        for reserved in await asyncio.gather(*waiting):
+            assert list(reserved.outcomes[:4]) == [NOT_DURABLE] * 4
 
 
 async def test_a_demotion_under_way_is_shared():

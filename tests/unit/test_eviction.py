@@ -3,16 +3,19 @@
 from collections import OrderedDict
 from itertools import islice, pairwise
 from math import log2
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstored.policy.eviction import Lru, Node
-from kvstored.policy.levels import STEPS, Heat, Lfu
+from kvstored.policy.heat import STEPS, Heat
+from kvstored.policy.levels import Lfu
 from kvstored.policy.orders import ORDERS, make_order
+from kvstored.policy.returns import LEVELS
 from kvstored.policy.s3fifo import S3Fifo
-from kvstored.policy.shelf_life import CREDIT, LEARNING, ShelfLife
+from kvstored.policy.shelf_life import ShelfLife
 
 
 class Block(Node, gc=False, eq=False, kw_only=True):
@@ -187,29 +190,32 @@ def test_lru_orders_like_an_ordered_dict(steps):
 
 
 class ModelShelfLife:
-    """Last use, kind, and a sort."""
+    """Last use, level, and a sort."""
 
-    def __init__(self):
-        self.now, self.mean, self.known, self.inside = 0, 0.0, {}, []
+    def __init__(self, lives):
+        self.now, self.lives, self.known, self.inside = 1, lives, {}, []
 
     def come(self, chosen, uses):
         self.now += len(chosen)
+        level = 0
         for name in chosen:
-            reused = bool(uses) or self.known.get(name, (False, 0))[0]
-            self.known[name] = (reused, self.now)
+            seen = self.known.get(name, (-1, 0, False))
+            again = bool(uses) or name not in self.known or seen[2]
+            level = max(level, min(seen[0] + again, LEVELS - 1))
+            self.known[name] = (level, self.now, False)
             self.inside = [n for n in self.inside if n != name] + [name]
 
     def go(self, chosen, evicted):
         for name in chosen:
             if evicted:
-                self.mean += LEARNING * (self.now - self.known.pop(name)[1] - self.mean)
+                self.known[name] = (*self.known[name][:2], True)
             if name in self.inside:
                 self.inside.remove(name)
 
     def order(self):
         def due(name):
-            reused, last = self.known[name]
-            return (last + CREDIT * self.mean * reused, reused)
+            level, last, _ = self.known[name]
+            return (last + self.lives[level], level)
 
         return sorted(self.inside, key=due)
 
@@ -256,12 +262,13 @@ def run_model(order, model, steps):
         yield
 
 
-@given(st.lists(STEP, max_size=60))
-def test_shelf_life_orders_by_last_use_and_credit(steps):
-    order, model = ShelfLife(), ModelShelfLife()
-    for _ in run_model(order, model, steps):
-        assert order.mean_age == pytest.approx(model.mean)
-        assert names(order) == model.order()
+@given(st.lists(STEP, max_size=60), st.sampled_from([(0, 0, 0, 0), (0, 7, 7, 20), (0, 3, 50, 50)]))
+def test_shelf_life_orders_by_last_use_and_the_life_of_a_level(steps, lives):
+    order, model = ShelfLife(), ModelShelfLife(lives)
+    order._lives = lives
+    with patch("kvstored.policy.shelf_life.GHOSTS_PER_BLOCK", 1000):  # the model forgets nothing
+        for _ in run_model(order, model, steps):
+            assert names(order) == model.order()
 
 
 @given(st.lists(STEP, max_size=60))
@@ -282,16 +289,45 @@ def test_heat_orders_by_what_is_left_of_it_to_a_step(steps):
 # ---- what is particular ----
 
 
-def test_shelf_life_keeps_what_was_reused_while_prompts_pass_that_never_come_back():
-    order, kept = ShelfLife(), blocks(4)
-    order.enter_many(kept)
-    order.touch_many(kept)
-    order.mean_age = 100.0
-    passing = [Block(name=100 + i) for i in range(20)]
-    order.enter_many(passing)
-    assert names(order)[:20] == [block.name for block in passing]
-    order.mean_age = 1.0
-    assert names(order)[:4] == [0, 1, 2, 3]
+def returning(order, *, count=80, chains=800):
+    """Feed an order that holds `count` blocks with chains of 4: each second one comes four times, 12 chains apart."""
+    inside, hits, asked = OrderedDict(), 0, 0
+    turns = [(number, lap) for number in range(chains) for lap in range(4 if number % 2 else 1)]
+    for number, _ in sorted(turns, key=lambda turn: turn[0] + 12 * turn[1]):
+        chain = [4 * number + i for i in range(4)]
+        found = [name for name in chain if name in inside]
+        order.touch_many([inside[name] for name in reversed(found)])
+        new = [Block(name=name) for name in chain if name not in inside]
+        if (over := len(inside) + len(new) - count) > 0:
+            victims = list(islice(order, over))
+            order.evict_many(victims)
+            for victim in victims:
+                del inside[victim.name]
+        order.enter_many(new[::-1])
+        inside.update((block.name, block) for block in new)
+        hits, asked = hits + len(found), asked + 4
+    return hits / asked
+
+
+def test_shelf_life_learns_who_comes_again_where_lru_keeps_everybody_too_short(monkeypatch):
+    monkeypatch.setattr("kvstored.policy.shelf_life.LEARN_USES_MIN", 256)
+    assert returning(Lru()) < 0.02
+    assert returning(ShelfLife()) > 0.08
+
+
+def test_shelf_life_knows_the_level_of_a_block_that_went_and_forgets_it_in_time():
+    order = ShelfLife()
+    order.enter_many([Block(name=7)])
+    order.evict_many(list(order))
+    order.enter_many([back := Block(name=7)])
+    assert back.mark % LEVELS == 1
+    order.evict_many([back])
+    for name in range(100, 110):
+        order.enter_many([passing := Block(name=name)])
+        order.evict_many([passing])
+    order.enter_many([back := Block(name=7)])
+    assert back.mark % LEVELS == 0
+    assert len(order._ghosts) + len(order._former) <= 6
 
 
 def test_heat_needs_a_half_life():

@@ -3,7 +3,7 @@
 import pytest
 
 from kvstored.device.file import ALIGN_BYTES, FileDevice
-from kvstored.explain import explain
+from kvstored.explain.explain import explain
 from kvstored.testing.contract_lower_tier import DIGEST, OTHER_DIGEST, Blocks, block_hash
 from kvstored.testing.faulty import FakeDevice
 from kvstored.testing.memory_tier import MemoryTier
@@ -118,3 +118,19 @@ async def test_explain_tells_what_an_earlier_daemon_evicted():
         answer = await explain(node.parts, [space], space, hash_)
     assert answer.verdict == "evicted"
     assert "2023-11-14T22:13:20" in answer.detail
+
+
+async def test_explain_tells_of_an_epoch_bump_while_its_blocks_are_still_there():
+    (hash_,) = chain("old", 1)
+    async with Node(blocks=4, below=MemoryTier()) as node:
+        session = await node.session()
+        space = await node.space(session)
+        await node.put(session, space, [hash_])
+        catalog = node.parts.catalog
+        catalog.digest_of = lambda namespace: b"next" + namespace.digest[4:]
+        old = catalog.retire(space)
+        answer = await explain(node.parts, [space], space, hash_)
+        assert (answer.verdict, answer.entries) == ("epoch", [])
+        assert (await explain(node.parts, [space], space, chain("new", 1)[0])).verdict == "never_stored"
+        for entry in list(old.entries.values()):
+            node.parts.room.forget(entry)

@@ -10,21 +10,19 @@ from kvstored.tiers.formats import (
     ExtentRow,
     Placed,
     State,
-    Trailer,
     footer_bytes,
     header_bytes,
     lies_in,
     pack_extent_key,
-    pack_footer,
     pack_header,
     pack_record,
     pack_row,
     unpack_headers,
     unpack_record,
     unpack_row,
-    unpack_trailer,
 )
 from kvstored.tiers.runs import Block, cut
+from kvstored.tiers.trailer import Trailer, pack_footer, unpack_trailer
 
 EXTENT_BYTES = 64 << 10
 HASHES = st.binary(min_size=8, max_size=64)

@@ -2,9 +2,12 @@
 
 import asyncio
 
-from kvstored.catalog import DEAD, READY
-from kvstored.outcomes import MISS, RESERVED
+import pytest
+
+from kvstored.catalog.catalog import DEAD, READY
+from kvstored.errors import DeviceError
 from kvstored.policy.watermarks import Watermarks
+from kvstored.store.outcomes import MISS, RESERVED
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import Node, chain
 
@@ -43,6 +46,8 @@ async def test_a_get_is_answered_at_the_deadline_and_its_slots_stay_busy():
         assert node.parts.dram.usage().used_bytes == used + 4 * 4096, "a thread may still write there"
         assert node.parts.below.promoter.inflight_bytes == 0, "others may be read"
         assert node.counters["promote_late_blocks"] == 4
+        reads = node.parts.below.promoter.reads
+        assert (reads._running, reads.samples) == (0, 0), "what hangs is not waited for by the measurement"
         node.lower.gate.set()
         await node.parts.below.promoter.drained()
         assert node.parts.dram.usage().used_bytes == used
@@ -106,12 +111,60 @@ async def test_a_block_that_was_deleted_while_its_copy_was_late_does_not_come_ba
         entry = space.entries[hash_]
         tier.gate.clear()
         assert await node.parts.below.mover.flush(5.0) == (0, 1)
-        await node.store.writes.delete(session, space, hashes)
+        with pytest.raises(DeviceError, match="has not ended writing it"):
+            await node.store.writes.delete(session, space, hashes)
         assert entry.state == DEAD
         tier.gate.set()
         await until(lambda: not entry.holds and node.parts.below.mover.idle)
         await until(lambda: not tier.blocks)
         assert (await node.get(session, space, hashes)).blocks == 0
+        assert await node.store.writes.delete(session, space, hashes) == 0, "and now that is certain"
+
+
+async def test_a_block_put_anew_while_its_deleted_copy_is_late_is_not_durable_before_that_has_ended():
+    tier = MemoryTier()
+    async with node_on(tier, blocks=20) as node:
+        session = await node.session()
+        space = await node.space(session)
+        (hash_,) = hashes = chain("a", 1)
+        await node.put(session, space, hashes)
+        tier.gate.clear()
+        mover = node.parts.below.mover
+        assert await mover.flush(5.0) == (0, 1)
+        with pytest.raises(DeviceError, match="has not ended writing it"):
+            await node.store.writes.delete(session, space, hashes)
+        await node.put(session, space, hashes)
+        entry = space.entries[hash_]
+        assert await node.store.writes.durability.persist([entry]) == [False], "the late step would take it away"
+        tier.gate.set()
+        await until(lambda: not mover._steps)
+        assert not tier.blocks
+        assert await node.store.writes.durability.persist([entry]) == [True]
+        await until(lambda: mover.idle)
+        assert len(tier.blocks) == 1
+
+
+async def test_a_durable_put_waits_for_the_step_that_writes_its_deleted_predecessor():
+    tier = MemoryTier()
+    async with Node(below=tier, blocks=20) as node:
+        session = await node.session()
+        space = await node.space(session)
+        (hash_,) = hashes = chain("a", 1)
+        await node.put(session, space, hashes)
+        tier.gate.clear()
+        mover = node.parts.below.mover
+        flushing = asyncio.create_task(mover.flush(5.0))
+        await until(lambda: tier.calls["store"])
+        node.parts.room.forget(space.entries[hash_])
+        await node.put(session, space, hashes)
+        persisting = asyncio.create_task(node.store.writes.durability.persist([space.entries[hash_]]))
+        await asyncio.sleep(0.01)
+        assert tier.calls["store"] == 1
+        tier.gate.set()
+        await flushing
+        assert await persisting == [True]
+        await until(lambda: mover.idle)
+        assert len(tier.blocks) == 1
 
 
 async def test_a_late_flush_says_what_is_left():

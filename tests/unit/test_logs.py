@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from kvstored import logs
+from kvstored.reporting import logs
 
 
 class SteppedClock:

@@ -5,12 +5,12 @@ import threading
 import urllib.request
 
 import pytest
-from kvstored_proto.v1.kvstored_pb2 import PathStatus, SessionStatus, StatusReply, TenantStatus, TierStatus
+from kvstored_proto.v1.kvstored_pb2 import LoadCosts, PathStatus, SessionStatus, StatusReply, TenantStatus, TierStatus
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvstored.metrics import LATENCY_BOUNDS_S, Metrics, on_loop, serve
-from kvstored.metrics_export import DaemonCollector
+from kvstored.reporting.metrics import LATENCY_BOUNDS_S, Metrics, on_loop, serve
+from kvstored.reporting.metrics_export import DaemonCollector
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -28,8 +28,19 @@ def status() -> StatusReply:
                 paths=[PathStatus(path="/a", health="read_only"), PathStatus(path="/b", health="off")],
             ),
         ],
-        tenants=[TenantStatus(name="a", dram_bytes=40, blocks_asked=9, blocks_hit=5)],
+        tenants=[
+            TenantStatus(
+                name="a",
+                dram_bytes=40,
+                blocks_asked=9,
+                blocks_hit=5,
+                miss_reasons={"evicted": 3},
+                blocks_looked_up=20,
+                blocks_found=6,
+            )
+        ],
         sessions=[SessionStatus(transport="session"), SessionStatus(transport="session")],
+        load_costs=LoadCosts(copy_bytes_per_s=5e9, read_bytes_per_s=2e9, read_latency_s=0.001),
         counters={"evicted_blocks": 3, "mover_queued": 2, "held_leases": 1},
     )
 
@@ -52,6 +63,9 @@ def test_a_scrape_shows_tiers_tenants_and_sessions():
     samples = scrape(DaemonCollector(Metrics(), status))
     assert samples["kvstored_up", ()] == 1
     assert samples["kvstored_dram_used_bytes", ()] == 40
+    assert samples["kvstored_dram_copy_bytes_per_second", ()] == 5e9
+    assert samples["kvstored_nvme_read_bytes_per_second", ()] == 2e9
+    assert samples["kvstored_nvme_read_latency_seconds", ()] == 0.001
     assert samples["kvstored_nvme_capacity_bytes", ()] == 1000
     assert samples["kvstored_nvme_health", (("state", "read_only"),)] == 1
     assert samples["kvstored_nvme_health", (("state", "ok"),)] == 0
@@ -60,6 +74,9 @@ def test_a_scrape_shows_tiers_tenants_and_sessions():
     assert samples["kvstored_nvme_path_scrub_passed_seconds", (("path", "/a"),)] == 0
     assert samples["kvstored_tenant_dram_bytes", (("tenant", "a"),)] == 40
     assert samples["kvstored_tenant_blocks_hit_total", (("tenant", "a"),)] == 5
+    assert samples["kvstored_tenant_blocks_looked_up_total", (("tenant", "a"),)] == 20
+    assert samples["kvstored_tenant_blocks_found_total", (("tenant", "a"),)] == 6
+    assert samples["kvstored_misses_total", (("reason", "evicted"), ("tenant", "a"))] == 3
     assert samples["kvstored_sessions", (("transport", "session"),)] == 2
     assert samples["kvstored_sessions", (("transport", "grpc"),)] == 0
     assert samples["kvstored_build_info", (("version", "1.2.3"),)] == 1

@@ -5,22 +5,13 @@ import asyncio
 import pytest
 
 from kvstored.errors import NotFound
-from kvstored.outcomes import HIT, MISS, NO_ROOM, PENDING, RESERVED, THROTTLED
 from kvstored.policy.watermarks import Watermarks
+from kvstored.store.outcomes import HIT, MISS, NO_ROOM, PENDING, RESERVED, THROTTLED
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
 from kvstored.tiers.base import Health
 
 FULL = Watermarks(high=1.0, low=0.99, batch=1.0)
-
-
-async def fill_below(node, session, space, hashes):
-    """Store blocks and make them leave DRAM."""
-    await node.put(session, space, hashes, wait_s=5)
-    await node.parts.below.mover.flush(5)
-    await node.settle()
-    node.parts.room.evict([e for e in list(space.entries.values()) if not e.holds], "test")
-    assert not space.entries
 
 
 async def test_a_burst_of_three_times_dram_loses_nothing():
@@ -59,7 +50,7 @@ async def test_demotion_runs_from_the_high_to_the_low_watermark_and_takes_the_co
 
 
 async def test_clean_blocks_are_dropped_in_steps_with_a_turn_for_others_between(monkeypatch):
-    monkeypatch.setattr("kvstored.mover.STEP_BLOCKS_MAX", 2)
+    monkeypatch.setattr("kvstored.mover.demotion.STEP_BLOCKS_MAX", 2)
     async with Node(blocks=20, below=MemoryTier(), watermarks=Watermarks(0.9, 0.5, 0.5)) as node:
         session = await node.session()
         space = await node.space(session)
@@ -75,7 +66,7 @@ async def test_clean_blocks_are_dropped_in_steps_with_a_turn_for_others_between(
 
 
 async def test_a_flush_goes_in_steps_and_says_what_is_left(monkeypatch):
-    monkeypatch.setattr("kvstored.flush_order.STEP_BLOCKS_MAX", 2)
+    monkeypatch.setattr("kvstored.mover.flush_order.STEP_BLOCKS_MAX", 2)
     async with Node(blocks=20, below=MemoryTier(4 * BLOCK_BYTES), watermarks=FULL) as node:
         session = await node.session()
         space, other = await node.space(session), await node.space(session, model="other")
@@ -94,7 +85,7 @@ async def test_a_block_that_moves_down_while_the_index_is_asked_is_not_overlooke
         session = await node.session()
         space = await node.space(session)
         hashes = chain("a", 4)
-        await fill_below(node, session, space, hashes[2:])
+        await node.put_below(session, space, hashes[2:])
         await node.put(session, space, hashes[:2])
         await node.parts.below.mover.flush(5)
         looking = asyncio.ensure_future(node.store.reads.lookup([space], hashes))
@@ -111,7 +102,7 @@ async def test_without_a_working_lower_tier_eviction_drops_and_says_so():
         await node.put(session, space, chain("a", 4))
         assert list(await node.put(session, space, chain("b", 4))) == [RESERVED] * 4
         assert node.counters["evicted_lost_blocks"] == 4
-        assert node.parts.history.why(space.digest, chain("a", 1)[0]).verdict == "evicted"
+        assert node.parts.history.why(space, chain("a", 1)[0]).reason == "evicted"
 
 
 async def test_a_lower_tier_that_stores_nothing_does_not_stop_the_writers():
@@ -158,7 +149,7 @@ async def test_however_many_wait_a_block_is_read_once():
     async with Node(blocks=8, below=MemoryTier(), watermarks=FULL) as node:
         session = await node.session()
         space = await node.space(session)
-        await fill_below(node, session, space, chain("a", 4))
+        await node.put_below(session, space, chain("a", 4))
         node.lower.gate.clear()
         gets = [asyncio.ensure_future(node.get(session, space, chain("a", 4), wait_s=5)) for _ in range(5)]
         await asyncio.sleep(0.01)
@@ -171,7 +162,7 @@ async def test_a_get_that_does_not_wait_starts_the_read_and_says_pending():
     async with Node(blocks=8, below=MemoryTier(), watermarks=FULL) as node:
         session = await node.session()
         space = await node.space(session)
-        await fill_below(node, session, space, chain("a", 4))
+        await node.put_below(session, space, chain("a", 4))
         held = await node.get(session, space, chain("a", 4))
         assert (held.blocks, held.next) == (0, PENDING)
         await node.settle()
@@ -182,7 +173,7 @@ async def test_an_unreadable_block_is_a_miss():
     async with Node(blocks=8, below=MemoryTier(), watermarks=FULL) as node:
         session = await node.session()
         space = await node.space(session)
-        await fill_below(node, session, space, chain("a", 4))
+        await node.put_below(session, space, chain("a", 4))
         node.lower.fail_loads = True
         held = await node.get(session, space, chain("a", 4), wait_s=5)
         assert (held.blocks, held.next) == (0, MISS)
@@ -194,8 +185,8 @@ async def test_a_get_is_cut_where_there_is_no_room_and_never_evicts_its_own_star
         session = await node.session()
         space = await node.space(session)
         hashes = chain("a", 6)
-        await fill_below(node, session, space, hashes[:4])
-        await fill_below(node, session, space, hashes[4:])
+        await node.put_below(session, space, hashes[:4])
+        await node.put_below(session, space, hashes[4:])
         held = await node.get(session, space, hashes, wait_s=5)
         assert (held.blocks, held.next) == (4, THROTTLED)
 
@@ -204,8 +195,8 @@ async def test_two_long_gets_at_once_do_not_wait_for_each_other():
     async with Node(blocks=6, below=MemoryTier(), watermarks=FULL) as node:
         session = await node.session()
         space = await node.space(session)
-        await fill_below(node, session, space, chain("a", 4))
-        await fill_below(node, session, space, chain("b", 4))
+        await node.put_below(session, space, chain("a", 4))
+        await node.put_below(session, space, chain("b", 4))
         async with asyncio.timeout(2):
             held = await asyncio.gather(*(node.get(session, space, chain(n, 4), wait_s=5) for n in "ab"))
         assert [h.blocks for h in held] == [4, 2]
@@ -215,7 +206,7 @@ async def test_prefetch_brings_blocks_up_and_tells_when():
     async with Node(blocks=8, below=MemoryTier(), watermarks=FULL) as node:
         session = await node.session()
         space = await node.space(session)
-        await fill_below(node, session, space, chain("a", 4))
+        await node.put_below(session, space, chain("a", 4))
         started = await node.store.prefetches.start(session, [space], chain("a", 4), 0, 0)
         assert (started.outcome, started.queued_blocks) == (PENDING, 4)
         job = await node.store.prefetches.poll(session, started.prefetch_id, 5)
@@ -230,7 +221,7 @@ async def test_prefetched_chains_are_evicted_leaf_first():
     async with Node(blocks=8, below=MemoryTier(), watermarks=FULL) as node:
         session = await node.session()
         space = await node.space(session)
-        await fill_below(node, session, space, chain("a", 6))
+        await node.put_below(session, space, chain("a", 6))
         started = await node.store.prefetches.start(session, [space], chain("a", 6), 0, 0)
         await node.store.prefetches.poll(session, started.prefetch_id, 5)
         await node.put(session, space, chain("b", 4), wait_s=5)
@@ -241,10 +232,10 @@ async def test_a_cancelled_prefetch_gives_its_slots_back_and_spares_what_others_
     async with Node(blocks=8, below=MemoryTier(), watermarks=FULL) as node:
         session = await node.session()
         space = await node.space(session)
-        await fill_below(node, session, space, chain("a", 4))
-        await fill_below(node, session, space, chain("b", 4))
+        await node.put_below(session, space, chain("a", 4))
+        await node.put_below(session, space, chain("b", 4))
         promoter = node.parts.below.promoter
-        promoter._inflight_limit_bytes = 1  # one read at a time
+        promoter.queue.inflight_limit_bytes = 1  # one read at a time
         node.lower.gate.clear()
         first = await node.store.prefetches.start(session, [space], chain("a", 4), 0, 0)
         second = await node.store.prefetches.start(session, [space], chain("b", 4), 0, 0)
@@ -261,9 +252,9 @@ async def test_a_prefetch_past_its_deadline_is_dropped():
     async with Node(blocks=8, below=MemoryTier(), watermarks=FULL) as node:
         session = await node.session()
         space = await node.space(session)
-        await fill_below(node, session, space, chain("a", 4))
-        await fill_below(node, session, space, chain("b", 4))
-        node.parts.below.promoter._inflight_limit_bytes = 1
+        await node.put_below(session, space, chain("a", 4))
+        await node.put_below(session, space, chain("b", 4))
+        node.parts.below.promoter.queue.inflight_limit_bytes = 1
         node.lower.gate.clear()
         await node.store.prefetches.start(session, [space], chain("a", 4), 0, 0)
         late = await node.store.prefetches.start(session, [space], chain("b", 4), 0, 1.0)
@@ -274,13 +265,23 @@ async def test_a_prefetch_past_its_deadline_is_dropped():
         assert set(space.entries) == set(chain("a", 4))
 
 
-async def test_the_queue_of_reads_is_bounded():
-    async with Node(blocks=16, below=MemoryTier(), watermarks=FULL, queue_blocks=4) as node:
+async def test_the_queue_of_reads_is_bounded_and_half_of_it_is_for_those_who_wait():
+    async with Node(blocks=32, below=MemoryTier(), watermarks=FULL, queue_blocks=8) as node:
         session = await node.session()
         space = await node.space(session)
-        await fill_below(node, session, space, chain("a", 6))
-        started = await node.store.prefetches.start(session, [space], chain("a", 6), 0, 0)
-        assert started.queued_blocks == 4
+        for name in "ab":
+            await node.put_below(session, space, chain(name, 9))
+        promoter = node.parts.below.promoter
+        promoter.queue.inflight_limit_bytes = 1  # one read at a time
+        node.lower.gate.clear()
+        gets = [asyncio.ensure_future(node.get(session, space, chain("a", 1), wait_s=5))]
+        await until(lambda: promoter.inflight_bytes)
+        started = await node.store.prefetches.start(session, [space], chain("a", 9), 0, 0)
+        assert (started.queued_blocks, promoter.queued_blocks) == (4, 4)
+        gets.append(asyncio.ensure_future(node.get(session, space, chain("b", 9), wait_s=5)))
+        await until(lambda: promoter.queued_blocks == 8)
+        node.lower.gate.set()
+        assert [held.blocks for held in await asyncio.gather(*gets)] == [1, 4]
 
 
 async def test_a_demand_read_overtakes_a_prefetch():
@@ -288,8 +289,8 @@ async def test_a_demand_read_overtakes_a_prefetch():
         session = await node.session()
         space = await node.space(session)
         for name in "abc":
-            await fill_below(node, session, space, chain(name, 4))
-        node.parts.below.promoter._inflight_limit_bytes = 1
+            await node.put_below(session, space, chain(name, 4))
+        node.parts.below.promoter.queue.inflight_limit_bytes = 1
         node.lower.gate.clear()
         for name in "ab":
             await node.store.prefetches.start(session, [space], chain(name, 4), 0, 0)
@@ -305,7 +306,7 @@ async def test_the_session_of_a_prefetch_may_end():
     async with Node(blocks=8, below=MemoryTier(), watermarks=FULL) as node:
         session = await node.session()
         space = await node.space(session)
-        await fill_below(node, session, space, chain("a", 4))
+        await node.put_below(session, space, chain("a", 4))
         node.lower.gate.clear()
         await node.store.prefetches.start(session, [space], chain("a", 4), 0, 0)
         node.store.end_session(session)
@@ -341,7 +342,7 @@ async def test_a_block_that_fits_no_segment_is_refused_for_good():
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    for module in ("promoter", "reads", "prefetches", "writes"):
+    for module in ("mover.promoter", "store.reads", "store.prefetches", "store.writes"):
         monkeypatch.setattr(f"kvstored.{module}.PIECE_BLOCKS", 2)
 
 
@@ -351,7 +352,7 @@ async def test_long_calls_are_planned_in_pieces_and_answered_whole(small_pieces)
         space = await node.space(session)
         hashes = chain("a", 7)
         assert list(await node.put(session, space, hashes)) == [RESERVED] * 7
-        await fill_below(node, session, space, hashes)
+        await node.put_below(session, space, hashes)
         held = await node.get(session, space, hashes, wait_s=5)
         assert (held.blocks, held.next) == (7, HIT)
         node.store.reads.release(session, [held.leases[0].lease_id])
@@ -367,7 +368,7 @@ async def test_a_piece_without_room_ends_a_long_call(small_pieces):
         space = await node.space(session)
         hashes = chain("a", 9)
         for part in (hashes[:4], hashes[4:8], hashes[8:]):
-            await fill_below(node, session, space, part)
+            await node.put_below(session, space, part)
         held = await node.get(session, space, hashes, wait_s=5)
         assert (held.blocks, held.next) == (5, THROTTLED)
         outcomes = list(await node.put(session, space, chain("b", 9)))
@@ -379,7 +380,7 @@ async def test_a_session_that_ends_between_two_pieces_keeps_nothing(small_pieces
         session, other = await node.session(), await node.session()
         space = await node.space(session)
         await node.space(other)
-        await fill_below(node, other, space, chain("a", 8))
+        await node.put_below(other, space, chain("a", 8))
         calls = [
             asyncio.ensure_future(node.reserve(session, space, chain("b", 8))),
             asyncio.ensure_future(node.store.prefetches.start(session, [space], chain("a", 8), 0, 0)),
@@ -405,7 +406,7 @@ async def test_a_prefetch_whose_session_ended_while_it_was_planned_is_forgotten(
     async with Node(blocks=16, below=MemoryTier(), watermarks=FULL) as node:
         session = await node.session()
         space = await node.space(session)
-        await fill_below(node, session, space, chain("a", 8))
+        await node.put_below(session, space, chain("a", 8))
         node.lower.gate.clear()
         starting = asyncio.ensure_future(node.store.prefetches.start(session, [space], chain("a", 8), 0, 0))
         await until(lambda: node.lower.calls["load"])  # its first piece is being read

@@ -11,9 +11,12 @@ from kvstored.device.file import FileDevice
 from kvstored.errors import ConfigError, DeviceError
 from kvstored.testing.contract_lower_tier import DIGEST, OTHER_DIGEST, Blocks, block_hash, content, find, load_all
 from kvstored.testing.faulty import FakeDevice, Faults
+from kvstored.tiers import runs
 from kvstored.tiers.base import Health
-from kvstored.tiers.formats import unpack_trailer
+from kvstored.tiers.deadline import DeviceCalls
 from kvstored.tiers.nvme import NvmeConfig, NvmeTier
+from kvstored.tiers.trailer import unpack_trailer
+from kvstored.tiers.volume_io import work_on
 
 EXTENT_BYTES = 128 << 10
 
@@ -140,6 +143,23 @@ async def test_namespaces_and_records_can_be_listed_after_a_restart(tmp_path, bl
                 break
         assert {hash_ for _, hash_, _ in listed} == {block_hash(f"a{i}") for i in range(5)}
         assert len(listed) == 5
+
+
+async def test_namespaces_of_one_tenant_are_forgotten_for_good(tmp_path, blocks):
+    async with Harness(tmp_path, paths=2) as harness:
+        for number in range(3):
+            await harness.tier.remember_namespace("t", bytes([number]) * 16, b"encoding", {"model": "m"})
+        await harness.tier.remember_namespace("u", DIGEST, b"encoding", {"model": "m"})
+        await store(harness, blocks, names("a", 5))
+        await harness.tier.forget_namespaces("t")
+        assert [namespace.tenant for namespace in harness.tier.namespaces()] == ["u"]
+        for path in tmp_path.glob("*/namespaces"):
+            assert [file.name for file in path.iterdir()] == [f"{DIGEST.hex()}.namespace"]
+        await harness.restart()
+        assert [namespace.tenant for namespace in harness.tier.namespaces()] == ["u"]
+        await harness.tier.remember_namespace("t", bytes(16), b"encoding", {"model": "m"})
+        await harness.restart()
+        assert {namespace.tenant for namespace in harness.tier.namespaces()} == {"t", "u"}
 
 
 # --- recycling ---
@@ -304,7 +324,7 @@ async def test_a_store_that_fails_everywhere_is_no_hit(tmp_path, blocks):
 
 
 async def test_an_unreadable_block_costs_only_itself(tmp_path, blocks):
-    device = FakeDevice(seed=7)
+    device = FakeDevice(seed=2)
     async with Harness(tmp_path, device) as harness:
         await store(harness, blocks, names("a", 20), size=4096)
         device.faults = Faults(read_error=0.7)
@@ -388,8 +408,8 @@ async def test_a_newer_format_is_refused(tmp_path):
     async with Harness(tmp_path):
         pass
     marker = tmp_path / "drive0" / "FORMAT"
-    marker.write_text(json.dumps({"format": 3, "other": "fields"}))
-    assert "format 3, this kvstored reads up to 2" in await refused(Harness(tmp_path))
+    marker.write_text(json.dumps({"format": 4, "other": "fields"}))
+    assert "format 4, this kvstored reads up to 3" in await refused(Harness(tmp_path))
 
 
 async def test_another_extent_size_is_refused(tmp_path):
@@ -437,3 +457,34 @@ async def test_a_search_under_way_when_the_tier_closes_finds_nothing(tmp_path, b
     for found in await asyncio.gather(*searches):
         assert found == [None] * 4
     harness.tier.unpin(held)
+
+
+async def test_many_blocks_are_moved_in_few_calls_of_threads(tmp_path, blocks, monkeypatch):
+    """Each call costs the event loop, which answers clients meanwhile."""
+    calls = []
+    real = DeviceCalls.call
+
+    async def call(self, where, work, *args, **kwargs):
+        calls.append(work)
+        return await real(self, where, work, *args, **kwargs)
+
+    many = names("many", 8)  # each a run of its own
+    async with Harness(tmp_path, run_bytes=16384, io_threads=2) as harness:
+        monkeypatch.setattr(runs, "RUN_BYTES_MIN", 1)
+        monkeypatch.setattr(DeviceCalls, "call", call)
+        assert all(await store(harness, blocks, many, size=16384 - 4096))
+        assert calls.count(work_on) == 2, "four runs in each"
+        calls.clear()
+        assert await load_all(harness, blocks, "t", many) == {name: content(name, 12288) for name in many}
+        assert calls.count(work_on) == 2
+
+
+def test_runs_behind_one_that_fails_are_moved_all_the_same():
+    error = DeviceError("no")
+
+    def work(run):
+        if run == "b":
+            raise error
+        return run.upper()
+
+    assert work_on(work, ["a", "b", "c"]) == ["A", error, "C"]

@@ -10,7 +10,8 @@ from kvstored.errors import DeviceError
 from kvstored.testing.contract_lower_tier import DIGEST, Blocks, block_hash, content, find, load_all
 from kvstored.testing.faulty import FakeDevice, Faults
 from kvstored.tiers.base import Health
-from kvstored.tiers.volume import UNREADABLE_IN_A_ROW_MAX, Volume
+from kvstored.tiers.volume import Volume
+from kvstored.tiers.volume_io import UNREADABLE_IN_A_ROW_MAX
 from tests.unit.test_nvme import EXTENT_BYTES, Harness, names, store
 
 
@@ -150,6 +151,26 @@ async def test_blocks_deleted_while_a_path_was_off_do_not_come_back_with_it(tmp_
         (tmp_path / "away").rename(tmp_path / "drive0")
         assert await back(harness)
         assert set(await load_all(harness, blocks, "t", names("a", 4))) == {"a1", "a2", "a3"}
+
+
+async def test_a_block_put_again_after_its_delete_failed_on_a_path_outlives_that_path(tmp_path, blocks, monkeypatch):
+    async with faulty_harness(tmp_path, paths=2) as harness:
+        await store(harness, blocks, ["a"])
+        ((record,),) = [await find(harness, "t", ["a"])]
+        number = record.location.volume
+        volume = harness.tier._volumes[number]
+
+        def fails(tenant, keys):
+            raise DeviceError("syncing: Input/output error")
+
+        monkeypatch.setattr(volume.index, "remove", fails)
+        with pytest.raises(DeviceError, match="Input/output error"):
+            await harness.tier.delete("t", DIGEST, [block_hash("a")])
+        assert await find(harness, "t", ["a"]) == [None], "it goes as soon as the path is opened anew"
+        assert await store(harness, blocks, ["a"]) == [True]
+        assert await back(harness)
+        assert harness.tier._volumes[number] is not volume
+        assert len(await load_all(harness, blocks, "t", ["a"])) == 1
 
 
 async def test_a_delete_while_the_path_is_being_opened_again_is_not_overlooked(tmp_path, blocks, monkeypatch):

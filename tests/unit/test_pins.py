@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kvstored.catalog import READY
+from kvstored.catalog.catalog import READY
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import Node, chain
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
+from kvstored.catalog.leases import BOOT_SHIFT, Caller
 from kvstored.device.processes import start_ticks
 from kvstored.errors import NotFound
-from kvstored.leases import BOOT_SHIFT, Caller
-from kvstored.outcomes import NO_ROOM, RESERVED
-from kvstored.quarantine import UNSEEN_S
+from kvstored.store.outcomes import NO_ROOM, RESERVED
+from kvstored.store.quarantine import UNSEEN_S
 from kvstored.testing.keeping import MemoryKeeper
 from kvstored.testing.node import BLOCK_BYTES, Node, chain, payload
 

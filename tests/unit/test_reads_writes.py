@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from kvstored.errors import InvalidArgument, LimitExceeded, NotFound, PermissionDenied
-from kvstored.outcomes import HIT, MISS, NO_ROOM, PENDING, RESERVED, THROTTLED
-from kvstored.parts import Limits
 from kvstored.policy.quota import Quota
-from kvstored.reads import FoundRun
+from kvstored.store.answers import FoundRun
+from kvstored.store.outcomes import HIT, MISS, NO_ROOM, PENDING, RESERVED, THROTTLED
+from kvstored.store.parts import Limits
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, STAGING_BYTES, Node, chain, payload
 

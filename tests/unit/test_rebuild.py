@@ -16,10 +16,11 @@ from kvstored.errors import CorruptData, DeviceError
 from kvstored.testing.contract_lower_tier import DIGEST, OTHER_DIGEST, Blocks, block_hash, content, find, load_all
 from kvstored.tiers import check, index_check, pages, rebuild
 from kvstored.tiers.base import Health
-from kvstored.tiers.formats import State, pack_extent_key, pack_row, unpack_row, unpack_trailer
+from kvstored.tiers.formats import State, pack_extent_key, pack_row, unpack_row
 from kvstored.tiers.index_copy import IndexCopy
 from kvstored.tiers.sources import Source
 from kvstored.tiers.tombstones import ENTRY_BYTES, unpack_tombstones
+from kvstored.tiers.trailer import unpack_trailer
 from tests.old_code import extract
 from tests.unit import format1
 from tests.unit.test_nvme import EXTENT_BYTES, Harness, names, refused, store
@@ -629,8 +630,8 @@ async def test_what_the_previous_format_s_own_code_wrote_is_taken_over_and_refus
 async def test_a_newer_format_is_refused_whatever_its_copy_says(tmp_path):
     async with Harness(tmp_path):
         pass
-    (tmp_path / "drive0" / "FORMAT").write_text(json.dumps({"format": 3}))
-    assert "format 3" in await refused(Harness(tmp_path))
+    (tmp_path / "drive0" / "FORMAT").write_text(json.dumps({"format": 4}))
+    assert "format 4" in await refused(Harness(tmp_path))
 
 
 def test_a_copy_of_an_index_whose_keys_are_out_of_order_is_damage(tmp_path):

@@ -6,10 +6,10 @@ import os
 import pytest
 from kvstored_proto.page import RING_WORDS, Poster
 
-from kvstored import endings, releases
-from kvstored.leases import Caller
-from kvstored.outcomes import HIT, RESERVED, THROTTLED
-from kvstored.parts import Limits
+from kvstored.catalog.leases import Caller
+from kvstored.store import endings, releases
+from kvstored.store.outcomes import HIT, RESERVED, THROTTLED
+from kvstored.store.parts import Limits
 from kvstored.testing import process_figures
 from kvstored.testing.daemon_in_loop import eventually
 from kvstored.testing.memory_tier import MemoryTier

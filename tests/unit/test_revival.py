@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from kvstored.catalog import READY, REVIVING
-from kvstored.outcomes import HIT, MISS, PENDING, RESERVED, THROTTLED
-from kvstored.recency import Recency
+from kvstored.catalog.catalog import READY, REVIVING
+from kvstored.mover.recency import Recency
+from kvstored.store.outcomes import HIT, MISS, PENDING, RESERVED, THROTTLED
 from kvstored.testing.keeping import MemoryKeeper
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain, payload
@@ -96,8 +96,8 @@ async def test_a_block_whose_bytes_changed_is_a_miss_that_is_counted_and_explain
         assert (held.blocks, held.next) == (4, MISS)
         await verifying
         assert node.counters["corrupt_blocks"] == 1
-        gone = node.parts.history.why(space.digest, chain("a", 10)[4])
-        assert gone.verdict == "corrupt"
+        gone = node.parts.history.why(space, chain("a", 10)[4])
+        assert gone.reason == "corrupt"
         assert "after a restart" in gone.rule
         assert node.parts.dram.usage().blocks == 9
     left.close()
@@ -251,8 +251,8 @@ async def test_restart_after_restart_nothing_is_lost(keeper):
 
 
 async def test_a_walk_that_is_overtaken_by_a_use_ends_and_the_next_one_is_whole(keeper, monkeypatch):
-    monkeypatch.setattr("kvstored.recency.PIECE_BLOCKS", 3)
-    monkeypatch.setattr("kvstored.recency.PAUSE_S", 0.0)
+    monkeypatch.setattr("kvstored.mover.recency.PIECE_BLOCKS", 3)
+    monkeypatch.setattr("kvstored.mover.recency.PAUSE_S", 0.0)
     async with node_on(keeper) as node:
         session = await node.session()
         space = await node.space(session)

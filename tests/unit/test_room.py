@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from kvstored.outcomes import MISS, NO_ROOM, RESERVED, THROTTLED
 from kvstored.policy.watermarks import Watermarks
+from kvstored.store.outcomes import MISS, NO_ROOM, RESERVED, THROTTLED
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from kvstored.catalog.leases import Caller
 from kvstored.errors import InvalidArgument
-from kvstored.leases import Caller
-from kvstored.outcomes import RESERVED
+from kvstored.store.outcomes import RESERVED
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
 
 
@@ -104,7 +104,7 @@ async def test_giving_up_a_segment_that_is_in_service_changes_nothing():
 async def test_a_session_whose_staging_cannot_be_made_is_no_session(monkeypatch):
     async with Node() as node:
 
-        async def refused(size_bytes):
+        async def refused(size_bytes, tenant, limit_bytes):
             raise InvalidArgument("no")
 
         monkeypatch.setattr(node.parts.staging, "create", refused)

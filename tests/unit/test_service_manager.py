@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
+from kvstored.daemon.notify import Notifier
 from kvstored.device import service_manager
 from kvstored.device.keeper import NoKeeper
 from kvstored.device.service_manager import NAMES_BYTES_MAX, NotifyKeeper, NotifySocket, from_environment
-from kvstored.notify import Notifier
 from kvstored.testing.daemon_in_loop import eventually
 from kvstored.testing.service_manager import FakeServiceManager
 

@@ -8,11 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstored.mover.gate import Gate
+from kvstored.policy.admission import ADMISSIONS, make_admission
+from kvstored.policy.calls import Call
 from kvstored.policy.eviction import Lru
+from kvstored.policy.extent_log import ExtentLog
 from kvstored.policy.ideal import ideal_hits
 from kvstored.policy.orders import ORDERS, make_order
 from kvstored.policy.simulator import Tier, simulate
-from kvstored.policy.trace import parse
+from kvstored.policy.simulator import replay as replay_calls
+from kvstored.policy.trace import parse, text_lines
+from kvstored.policy.two_tiers import TwoTiers
+from kvstored.policy.watermarks import Watermarks
+from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import Node
 
 CHAINS = [[100 * c + i for i in range(length)] for c, length in enumerate((3, 9, 5, 12, 2, 7, 8, 4))]
@@ -91,6 +99,104 @@ async def test_the_store_has_exactly_the_hits_of_the_simulator(name):
     assert found == simulated
 
 
+# ---- two tiers ----
+
+
+async def replay(node, requests):
+    """Hits of each request, with the mover at rest after every step."""
+    session = await node.session()
+    space = await node.space(session)
+    found = []
+    for ids in requests:
+        hashes = [f"{block:016}".encode() for block in ids]
+        held = await node.get(session, space, hashes, wait_s=5)
+        await node.settle()
+        node.store.reads.release(session, [lease.lease_id for lease in held.leases])
+        await node.settle()
+        if held.blocks < len(ids):
+            parent = hashes[held.blocks - 1] if held.blocks else b""
+            await node.put(session, space, hashes[held.blocks :], parent)
+            await node.settle()
+        found.append(held.blocks)
+    return found
+
+
+@pytest.mark.parametrize("admission", sorted(ADMISSIONS))
+@pytest.mark.parametrize("name", sorted(ORDERS))
+async def test_with_nvme_below_the_store_has_exactly_the_hits_of_the_simulator(name, admission):
+    requests, marks = workload(5, 400), Watermarks(0.6, 0.3, 0.1)
+    tiers = TwoTiers(make_order(name), 50, make_admission(admission), marks, memory_keys=60)
+    simulated = list(map(tiers.request, requests))
+    assert not tiers.short_blocks, "a request needs more room than is left free: the comparison says nothing"
+    gate = Gate(make_admission(admission), name=admission, memory_keys=60)
+    async with Node(50, below=MemoryTier(), watermarks=marks, eviction=name, gate=gate) as node:
+        found = await replay(node, requests)
+        assert found == simulated
+        assert len(node.lower.blocks) == len(tiers.below) == tiers.written_blocks
+        assert node.counters["not_admitted_blocks"] == tiers.refused_blocks
+        assert node.counters["promoted_blocks"] == tiers.read_blocks
+
+
+def test_admission_trades_hits_for_writes():
+    requests = workload(5, 400)
+    figures = {}
+    for admission in ADMISSIONS:
+        tiers = TwoTiers(make_order("lru"), 50, make_admission(admission), Watermarks(0.6, 0.3, 0.1), memory_keys=60)
+        hits = sum(map(tiers.request, requests))
+        figures[admission] = (hits, tiers.written_blocks)
+    assert figures["admit_all"][0] > figures["second_hit"][0] > figures["hinted"][0]
+    assert figures["admit_all"][1] > figures["second_hit"][1] > figures["hinted"][1] == 0
+
+
+def test_a_log_gives_up_its_oldest_extent_whole():
+    log = ExtentLog(10, 2)
+    log.append(range(10))
+    assert len(log) == 10
+    log.append([20])
+    assert [n for n in range(10) if n not in log] == [0, 1]
+    assert 20 in log
+    assert log.recycled_blocks == 2
+    with pytest.raises(ValueError, match="two extents"):
+        ExtentLog(3, 2)
+
+
+def test_a_small_nvme_loses_hits_and_writes_again_what_it_lost():
+    requests = workload(7, 400)
+    figures = []
+    for capacity in (20, 60, None):
+        log = ExtentLog(capacity, 5)
+        tiers = TwoTiers(make_order("lru"), 30, make_admission(), Watermarks(0.6, 0.3, 0.1), nvme=log, waits=True)
+        hits = sum(map(tiers.request, requests))
+        assert len(log) == tiers.written_blocks - log.recycled_blocks
+        figures.append((hits, -tiers.written_blocks))
+    assert figures == sorted(set(figures))
+
+
+def test_who_waits_gets_room_where_all_of_it_has_to_be_written_first():
+    for waits in (False, True):
+        tiers = TwoTiers(make_order("lru"), 10, make_admission(), Watermarks(0.9, 0.8, 0.1), waits=waits)
+        assert tiers.request(list(range(8))) == 0
+        assert tiers.request(list(range(100, 108))) == 0
+        assert tiers.short_blocks > 0
+        assert all(block in tiers or block in tiers.below for block in range(100, 108)) is waits
+
+
+# ---- calls ----
+
+
+def test_a_put_alone_stores_what_this_tier_missed_of_its_get():
+    tier = Tier(Lru(), 6)
+    calls = [
+        Call(ids=[1, 2, 3], puts=False),
+        Call(ids=[1, 2, 3], gets=False, start=2, after=0),  # the recorded daemon had two of them
+        Call(ids=[1, 2, 3], puts=False),
+        Call(ids=[1, 2, 3, 4, 5], gets=False, start=3),
+        Call(ids=[1, 2, 3, 4, 5, 6], puts=False),
+    ]
+    assert list(replay_calls(calls, tier)) == [0, 0, 3, 0, 5]
+    assert len(tier) == 5
+
+
 # ---- the ideal ----
 
 
@@ -138,16 +244,31 @@ def test_a_line_of_a_jsonl_trace_names_its_blocks():
     assert list(parse(lines, limit=1)) == [[4, 5]]
 
 
+HEADER = '{"block_tokens": 512, "partial": true}\n'
+
+
+@pytest.mark.parametrize("first", ['{"hash_ids": [0]}\n', HEADER + "0,0,5,1,0,0\n"])
+def test_blank_lines_and_a_byte_order_mark_are_passed_over(first):
+    file = ("\ufeff\n \n" + first + "\n\r\n").encode().splitlines(keepends=True)
+    assert list(parse(text_lines(file))) == [[0]]
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
         (["x\n"], "line 1 is neither"),
-        ([], "line 1 is neither"),
+        ([], "it is empty"),
+        (["\n", " \n"], "it is empty"),
+        (["\n", "x\n"], "line 2 is neither"),
         (['{"timestamp": 1}\n'], "line 1 is neither"),
-        (['{"block_tokens": 0, "partial": true}\n'], "block_tokens is 0"),
+        (['{"block_tokens": 0, "partial": true}\n'], "line 1 is neither .*block_tokens"),
         (['{"hash_ids": [1]}\n', "{\n"], "line 2 is no request"),
         (['{"hash_ids": [1]}\n', '{"hash_ids": 7}\n'], "line 2 is no request"),
         (['{"hash_ids": [1, 2, 1]}\n'], "line 1: an id stands twice"),
+        (['{"hash_ids": [1], "timestamp": 1e300}\n'], "line 1 is no request"),
+        (['{"hash_ids": [1], "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n"], "line 1 is no request"),
+        ([HEADER, "\n", f"0,{10**400},5,1,0,0\n"], "line 3: t_ms"),
+        ([HEADER, f"0,0,{10**18},1,0,0\n"], "line 2: a request of"),
         (['{"block_tokens": 512, "partial": true}\n', "1,2,3\n"], "line 2: '1,2,3' is not six"),
         (['{"block_tokens": 512, "partial": true}\n', "0,0,-5,1,0,0\n"], "line 2: "),
     ],

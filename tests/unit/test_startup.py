@@ -3,11 +3,11 @@
 import subprocess
 import sys
 
-from kvstored.startup import StartTimes
+from kvstored.daemon.startup import StartTimes
 
 
 def test_the_first_step_is_the_life_of_the_process_so_far():
-    program = "import time; time.sleep(0.3)\nfrom kvstored.startup import StartTimes; print(StartTimes().seconds)"
+    program = "import time; time.sleep(0.3)\nfrom kvstored.daemon.startup import StartTimes as T; print(T().seconds)"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout
     assert eval(printed)["process"] >= 0.29  # its start is known to 10 ms
 

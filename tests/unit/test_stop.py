@@ -1,7 +1,6 @@
 """The order of a stop: clients are served while what is only in DRAM is flushed; a second signal hurries."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -10,8 +9,8 @@ import pytest
 from kvstored_proto.v1 import admin_pb2
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.daemon import Daemon
-from kvstored.outcomes import HIT, THROTTLED
+from kvstored.daemon.daemon import Daemon
+from kvstored.store.outcomes import HIT, THROTTLED
 from kvstored.testing.contract import SETTINGS
 from kvstored.testing.contract_client import CallFailed, chain, hashes_of, open_namespace
 from kvstored.testing.contract_transports import DirectClient, SocketClient, opening_request
@@ -35,7 +34,7 @@ import os, signal, sys
 
 class Finder:
     def find_spec(self, name, path, target=None):
-        if name == "kvstored.process":
+        if name == "kvstored.daemon.process":
             os.kill(os.getpid(), signal.SIGTERM)
 
 sys.meta_path.insert(0, Finder())
@@ -60,13 +59,11 @@ class Gate:
 
 @pytest.fixture
 async def daemon(tmp_path, monkeypatch):
-    monkeypatch.setattr("kvstored.flush_order.STEP_BLOCKS_MAX", 2)
+    monkeypatch.setattr("kvstored.mover.flush_order.STEP_BLOCKS_MAX", 2)
     (tmp_path / "nvme").mkdir()
     daemon = Daemon(config_in(tmp_path, SETTINGS, nvme=True))
     await daemon.start()
-    yield daemon
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().remove_signal_handler(number)
+    return daemon
 
 
 async def client_of(daemon):
@@ -97,17 +94,16 @@ async def test_clients_are_served_while_a_stop_flushes_and_puts_are_refused(daem
     await client.end()
 
 
-async def test_a_second_signal_ends_the_flush_after_the_write_under_way(daemon, monkeypatch):
+async def test_asked_again_a_stop_ends_the_flush_after_the_write_under_way(daemon, monkeypatch):
     client = await client_of(daemon)
     assert await client.put(await open_namespace(client), chain("unflushed", 6)) == bytes([HIT] * 6)
     gate = Gate(daemon.context.store.parts.below.tier)
     monkeypatch.setattr(daemon.context.store.parts.below.tier, "store", gate.store)
-    os.kill(os.getpid(), signal.SIGTERM)
+    daemon.ask_to_stop()
     await daemon.wait()
     stopping = asyncio.create_task(daemon.stop())
     await eventually(lambda: gate.writes)
-    os.kill(os.getpid(), signal.SIGTERM)
-    await eventually(lambda: daemon._hurry.is_set())
+    daemon.ask_to_stop()
     gate.opened.set()
     await stopping
     assert gate.writes == 1
@@ -133,6 +129,7 @@ def run_script(script, directory):
     settings = {
         "server.session_socket": directory / "session.sock",
         "server.grpc_socket": directory / "grpc.sock",
+        "server.state_dir": directory / "state",
         "dram.capacity_bytes": "8MiB",
         "nvme.paths": f'["{directory}/nvme"]',
         "metrics.enabled": "false",

@@ -291,6 +291,39 @@ def test_a_restart_is_refused_where_the_check_before_it_fails(supervise, tmp_pat
     assert supervised.ended()[0] == 0
 
 
+@pytest.mark.parametrize("asked_to", [True, False])
+def test_a_daemon_that_refuses_its_next_configuration_costs_nothing_that_was_kept(supervise, asked_to):
+    supervised = supervise()
+    life = supervised.life()
+    assert life.do("keep('a', 'bytes')")
+    if asked_to:
+        life.do(f"catch({int(signal.SIGTERM)}, then_exit=0)")
+        supervised.signal(signal.SIGHUP)
+    else:
+        life.kill()
+    for _ in range(2):
+        supervised.life().say("end(78)")
+        supervised.wait_said("mend it")
+        supervised.signal(signal.SIGHUP)
+    life = supervised.life()
+    assert life.do("read('a')") == "bytes"
+    life.say("end(78)")
+    supervised.wait_said("mend it")
+    supervised.signal(signal.SIGTERM)
+    assert supervised.ended()[0] == 78
+
+
+def test_a_daemon_that_refuses_its_configuration_during_the_check_of_another_is_tried_again_at_once(supervise):
+    script = "import sys, time; print('checking', file=sys.stderr, flush=True); time.sleep(600)"
+    supervised = supervise(check=[sys.executable, "-c", script])
+    life = supervised.life()
+    assert life.do("keep('a', 'bytes')")
+    supervised.signal(signal.SIGHUP)
+    supervised.wait_said("checking")
+    life.say("end(78)")
+    assert supervised.life().do("read('a')") == "bytes"
+
+
 def test_a_daemon_that_dies_during_the_check_is_started_again(supervise):
     script = "import sys, time; print('checking', file=sys.stderr, flush=True); time.sleep(600)"
     supervised = supervise(check=[sys.executable, "-c", script])

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kvstored.testing.virtual import Crash, Delays, NothingToDo, VirtualClock, VirtualLoop, abandon
+from kvstored.testing.virtual import Crash, Delays, GoesRound, NothingToDo, VirtualClock, VirtualLoop, abandon
 
 
 def run(work, seed=0, **delays):
@@ -103,6 +103,18 @@ def test_a_deadlock_is_found():
 
     with pytest.raises(NothingToDo):
         run(work)
+
+
+def test_what_goes_round_without_a_pause_is_found(monkeypatch):
+    monkeypatch.setattr("kvstored.testing.virtual.TURNS_MAX", 50)
+
+    async def work(loop, pause_s):
+        for _ in range(100):
+            await asyncio.sleep(pause_s)
+
+    run(lambda loop: work(loop, 0.001))
+    with pytest.raises(GoesRound):
+        run(lambda loop: work(loop, 0))
 
 
 def test_a_crash_ends_everything_at_once():

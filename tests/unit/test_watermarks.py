@@ -1,6 +1,5 @@
 import pytest
 
-from kvstored.policy.admission import AdmitAll
 from kvstored.policy.watermarks import Watermarks
 
 MARKS = Watermarks(high=0.9, low=0.7, batch=0.05)
@@ -39,7 +38,3 @@ def test_a_capacity_too_small_for_a_batch_still_moves_and_ends():
 def test_marks_out_of_order_are_refused(marks):
     with pytest.raises(ValueError, match="watermark"):
         Watermarks(**marks)
-
-
-def test_admit_all_admits():
-    assert AdmitAll().admit(1 << 20, 0.0)

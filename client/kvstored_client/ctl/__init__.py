@@ -12,7 +12,26 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from kvstored_client.ctl import blocks, files, maintenance, namespaces, plan, status, whatif
+from kvstored_client.ctl import (
+    audit,
+    blocks,
+    epochs,
+    explain,
+    files,
+    hint,
+    maintenance,
+    namespaces,
+    plan,
+    policy,
+    purge,
+    session,
+    status,
+    tenant,
+    token,
+    trace,
+    wear,
+    whatif,
+)
 from kvstored_client.ctl.connection import Exit, Failure, Options, read_token
 
 DEFAULT_ADDRESS: Final = "unix:/run/kvstored/session.sock"
@@ -33,7 +52,9 @@ app = typer.Typer(
 
 AddressOption = Annotated[str, typer.Option(envvar="KVSTORED_ADDRESS", help="Session socket, unix:PATH.")]
 TimeoutOption = Annotated[float, typer.Option(min=0.01, max=3600, metavar="SECONDS", help="Wait so long for answers.")]
-TokenOption = Annotated[Path | None, typer.Option(metavar="FILE", help="A token instead of one's uid.")]
+TokenOption = Annotated[
+    Path | None, typer.Option(envvar="KVSTORED_TOKEN_FILE", metavar="FILE", help="A token instead of one's uid.")
+]
 OutputOption = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="How to print.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
 
@@ -58,12 +79,23 @@ app.command()(status.health)
 app.command()(namespaces.namespaces)
 app.command("ls", hidden=True)(namespaces.namespaces)
 app.command()(blocks.blocks)
-app.command()(blocks.explain)
+app.command()(explain.explain)
 app.command()(files.get)
 app.command()(files.put)
+app.command()(hint.hint)
+app.command()(hint.pins)
 app.command()(maintenance.verify)
 app.command()(maintenance.flush)
 app.command()(maintenance.drain)
+app.command()(audit.audit)
+app.add_typer(purge.app, name="purge")
+app.add_typer(session.app, name="session")
+app.add_typer(tenant.app, name="tenant")
+app.add_typer(token.app, name="token")
+app.command()(wear.wear)
+app.add_typer(epochs.app, name="epoch")
+app.add_typer(trace.app, name="trace")
+app.add_typer(policy.app, name="policy")
 app.command()(whatif.whatif)
 app.command()(plan.plan)
 

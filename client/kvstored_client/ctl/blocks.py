@@ -1,27 +1,25 @@
-"""`kvstorectl blocks` and `kvstorectl explain`: what is stored, and why something is not."""
+"""`kvstorectl blocks`: what is stored."""
 
 from __future__ import annotations
 
 from typing import Annotated, Final
 
 import typer
-from kvstored_proto.v1.admin_pb2 import BlockInfo, ExplainReply, ExplainRequest, ListBlocksReply, ListBlocksRequest
-from kvstored_proto.v1.kvstored_pb2 import OPERATION_EXPLAIN, OPERATION_LIST_BLOCKS
+from kvstored_proto.v1.admin_pb2 import BlockInfo, ListBlocksReply, ListBlocksRequest
+from kvstored_proto.v1.kvstored_pb2 import OPERATION_LIST_BLOCKS
 
 from kvstored_client import Client
-from kvstored_client.ctl.connection import Exit, connected, options_of
-from kvstored_client.ctl.keys import parse_digest, parse_key
+from kvstored_client.ctl.connection import connected, options_of
+from kvstored_client.ctl.keys import parse_digest
 from kvstored_client.ctl.output import as_dict, print_json, print_table, size
 
 PAGE_BLOCKS: Final = 1000
-_THERE: Final = frozenset({"hit", "pending"})
-_COLUMNS: Final = ("namespace", "hash", "size ", "state", "tiers", "holds ")
+BLOCK_COLUMNS: Final = ("namespace", "hash", "size ", "state", "tiers", "holds ")
 
 NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", metavar="DIGEST", help="Only this namespace.")
 ]
 LimitOption = Annotated[int, typer.Option(min=1, max=1_000_000, help="List at most so many.")]
-KeyArgument = Annotated[str, typer.Argument(metavar="[NAMESPACE:]HASH", help="Block hash in hex.")]
 
 
 def blocks(context: typer.Context, namespace: NamespaceOption = None, limit: LimitOption = 1000) -> None:
@@ -33,27 +31,9 @@ def blocks(context: typer.Context, namespace: NamespaceOption = None, limit: Lim
     if options.output == "json":
         print_json({"blocks": [as_dict(block) for block in found], "more": more})
         return
-    print_table(_COLUMNS, map(_row, found))
+    print_table(BLOCK_COLUMNS, map(block_row, found))
     if more:
         print(f"(more than {limit}: --limit)")
-
-
-def explain(context: typer.Context, key: KeyArgument) -> None:
-    """Say where a block is, or why it is not.
-
-    Exit 1 where it is not stored.
-    """
-    options = options_of(context)
-    digest, block = parse_key(key)
-    with connected(options, f"explaining {key}") as client:
-        request = ExplainRequest(hash=block, namespace_digest=digest)
-        reply = client.call(OPERATION_EXPLAIN, request, ExplainReply)
-    if options.output == "json":
-        print_json(as_dict(reply))
-    else:
-        print(f"{reply.verdict}: {reply.detail}" if reply.detail else reply.verdict)
-        print_table(_COLUMNS, map(_row, reply.blocks))
-    raise typer.Exit(Exit.OK if reply.verdict in _THERE else Exit.NO)
 
 
 def list_blocks(client: Client, digest: bytes, limit: int) -> tuple[list[BlockInfo], bool]:
@@ -71,6 +51,7 @@ def list_blocks(client: Client, digest: bytes, limit: int) -> tuple[list[BlockIn
     return found[:limit], len(found) > limit
 
 
-def _row(block: BlockInfo) -> tuple[str, ...]:
+def block_row(block: BlockInfo) -> tuple[str, ...]:
+    """A block under `BLOCK_COLUMNS`."""
     place = (block.namespace_digest.hex(), block.hash.hex())
     return (*place, size(block.size_bytes), block.state, block.tiers, str(block.holds))

@@ -19,6 +19,7 @@ import typer
 
 from kvstored_client import Client
 from kvstored_client.errors import KVStoredClientError, Timeout, Unavailable
+from kvstored_client.token_file import read_token_file
 
 
 class Exit(enum.IntEnum):
@@ -61,9 +62,9 @@ def read_token(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"reading token file {path}: {error}", Exit.USAGE) from error
+        return read_token_file(path)
+    except Unavailable as error:
+        raise Failure(str(error), Exit.USAGE) from error
 
 
 def _explained(error: Exception) -> Exception:

@@ -17,10 +17,13 @@ from kvstored_client.ctl.keys import parse_digest, parse_hash, parse_key, parse_
 from kvstored_client.ctl.namespaces import spec_of
 from kvstored_client.ctl.output import print_json, size
 from kvstored_client.ctl.status import read_status
-from kvstored_client.namespace import Durability
+from kvstored_client.results import Outcome
+from kvstored_client.terms import Durability
 
 BLOCK_BYTES_MAX: Final = 16 << 20
 _STAGING_ALIGN_BYTES: Final = 4096
+_WHY_NOT_DURABLE: Final = "it is full, read-only or off, or the tenant's key is missing"
+_ASK_STATUS: Final = "see `kvstorectl status` (as admin)"
 
 NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", metavar="DIGEST", help="The namespace, as `namespaces` lists it.")
@@ -56,12 +59,12 @@ def put(
     staging_bytes = -(-len(data) // _STAGING_ALIGN_BYTES) * _STAGING_ALIGN_BYTES
     with connected(options, f"putting {file}", staging_bytes=staging_bytes) as client:
         handle = _open(client, wanted)
-        if durable:
-            _check_durable(client)
         durability: Durability = "nvme" if durable else "memory"
         result = client.put(handle, [block], [data], wait_s=options.timeout_s, durability=durability)
+        if result.error is not None:  # the daemon's own words, such as which role may not write
+            raise result.error
         if not result.stored + result.existing:
-            raise Failure(f"putting {file}: not stored: {result.outcomes[0].name}{_hint(client)}")
+            raise Failure(f"putting {file}: {_refusal(client, result.outcomes[0])}")
         document = {"namespace": handle.digest.hex(), "key": block.hex(), "size_bytes": len(data)}
     verdict = "stored" if result.stored else "stored before"
     if options.output == "json":
@@ -116,14 +119,16 @@ def _open(client: Client, wanted: bytes | NamespaceSpec) -> Namespace:
     return handle
 
 
-def _hint(client: Client) -> str:
-    draining = read_status(client).state == "draining"
-    return ": the daemon is draining; `kvstorectl drain --undo` takes puts again" if draining else ""
-
-
-def _check_durable(client: Client) -> None:
-    if not any(tier.name == "nvme" for tier in read_status(client).tiers):
-        raise Failure("--durable: this daemon has no NVMe tier: set nvme.paths, or leave the option out")
+def _refusal(client: Client, outcome: Outcome) -> str:
+    """Why nothing was stored, and what to look at; paths are shown to admins only."""
+    status = read_status(client)
+    if outcome is Outcome.NOT_DURABLE:
+        paths = [path for tier in status.tiers for path in tier.paths if path.health != "ok"]
+        why = "; ".join(f"{path.path} is {path.health} ({path.reason})" for path in paths) or _WHY_NOT_DURABLE
+        return f"not stored durably: NOT_DURABLE: it is in DRAM, but NVMe takes no writes: {why}: {_ASK_STATUS}"
+    if status.state == "draining":
+        return f"not stored: {outcome.name}: the daemon is draining; `kvstorectl drain --undo` takes puts again"
+    return f"not stored: {outcome.name}"
 
 
 def _read(path: Path) -> bytes:

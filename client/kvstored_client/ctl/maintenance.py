@@ -19,9 +19,9 @@ UndoOption = Annotated[bool, typer.Option("--undo", "--resume", help="Take puts 
 
 
 def verify(context: typer.Context, wait: WaitOption = 3600) -> None:
-    """Check the content hash of every block.
+    """Check the content hash of every block, and that no tenant has more than its limits.
 
-    A block whose bytes are not what was stored is dropped; exit 3 where there was one.
+    A block whose bytes are not what was stored is dropped; exit 3 where something was wrong.
     """
     options = options_of(context)
     with connected(options, "verifying", wait_s=wait) as client:
@@ -31,7 +31,9 @@ def verify(context: typer.Context, wait: WaitOption = 3600) -> None:
     else:
         checked = f"{reply.dram_blocks} blocks in DRAM, {reply.nvme_blocks} on NVMe, {size(reply.bytes)}"
         print(f"verified {checked}: {reply.corrupt} corrupt, {reply.skipped} skipped")
-    raise typer.Exit(Exit.CORRUPT if reply.corrupt else Exit.OK)
+        for problem in reply.problems:
+            print(f"wrong: {problem}")
+    raise typer.Exit(Exit.CORRUPT if reply.corrupt or reply.problems else Exit.OK)
 
 
 def flush(context: typer.Context, wait: WaitOption = 60) -> None:

@@ -10,6 +10,7 @@ from kvstored_client import Client
 from kvstored_client.ctl.connection import Exit, Failure, connected, options_of
 from kvstored_client.ctl.keys import parse_spec
 from kvstored_client.ctl.output import as_dict, print_json, print_table, size
+from kvstored_client.ctl.pages import all_pages
 
 
 def namespaces(context: typer.Context) -> None:
@@ -25,8 +26,7 @@ def namespaces(context: typer.Context) -> None:
 
 def list_namespaces(client: Client) -> list[NamespaceInfo]:
     """All that the caller may see."""
-    reply = client.call(OPERATION_LIST_NAMESPACES, ListNamespacesRequest(), ListNamespacesReply)
-    return list(reply.namespaces)
+    return all_pages(client, OPERATION_LIST_NAMESPACES, ListNamespacesRequest(), ListNamespacesReply, "namespaces")
 
 
 def spec_of(client: Client, digest: bytes) -> NamespaceSpec:

@@ -51,6 +51,11 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value]
 
 
+def printable(text: str) -> str:
+    """The text without what a terminal would obey."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 def size(size_bytes: float) -> str:
     """Bytes with a unit."""
     for unit in _UNITS[:-1]:

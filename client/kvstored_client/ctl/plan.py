@@ -5,7 +5,6 @@ It needs no daemon: `kvstored_client.sizing` is the arithmetic, and has the form
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -15,14 +14,10 @@ import typer
 from kvstored_client.ctl import model_config
 from kvstored_client.ctl.connection import Exit, Failure, options_of
 from kvstored_client.ctl.output import print_json, print_table, size
+from kvstored_client.ctl.sizes import parse_size
 from kvstored_client.kv_shape import Model, SizingError
 from kvstored_client.sizing import BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, Hardware, Move, Plan, Wish, make_plan
 
-_UNITS: Final[dict[str, int]] = {
-    **{unit: 1 << (10 * power) for power, unit in enumerate(("", "kib", "mib", "gib", "tib"))},
-    **{unit: 1000**power for power, unit in enumerate(("b", "kb", "mb", "gb", "tb"))},
-}
-_SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([a-z]*)")
 _DRAM_BYTES_MIN: Final = 1 << 20  # the least that the daemon starts with
 _NVME_BYTES_MIN: Final = 512 << 20  # two extents
 _READ_BYTES_MIN: Final = 512
@@ -79,14 +74,14 @@ def plan(  # one parameter an option
     MODEL, or --layers, --kv-heads and --head-dim; options win over the model's config.
     """
     hardware = Hardware(
-        gpu_bytes=_size("--gpu", gpu),
-        dram_bytes=_size("--dram", dram, least=_DRAM_BYTES_MIN),
-        nvme_bytes=_size("--nvme", nvme, least=_NVME_BYTES_MIN, or_none=True),
+        gpu_bytes=parse_size("--gpu", gpu),
+        dram_bytes=parse_size("--dram", dram, least=_DRAM_BYTES_MIN),
+        nvme_bytes=parse_size("--nvme", nvme, least=_NVME_BYTES_MIN, or_none=True),
         pcie_bytes_per_s=pcie * 1e9,
         nvme_bytes_per_s=nvme_rate * 1e9,
         prefill_tokens_per_s=prefill,
     )
-    wish = Wish(context_tokens, requests, block_tokens, _size("--read", read, least=_READ_BYTES_MIN), part)
+    wish = Wish(context_tokens, requests, block_tokens, parse_size("--read", read, least=_READ_BYTES_MIN), part)
     shape = {"num_hidden_layers": layers, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     shape |= {"kv_lora_rank": kv_lora_rank, "qk_rope_head_dim": qk_rope_head_dim}
     try:
@@ -159,17 +154,6 @@ def _element_bytes(dtype: str) -> int:
     if dtype not in model_config.ELEMENT_BYTES:
         raise SizingError(f"dtype {dtype!r} is none of {', '.join(model_config.ELEMENT_BYTES)}: give --dtype")
     return model_config.ELEMENT_BYTES[dtype]
-
-
-def _size(option: str, text: str, *, least: int = 0, or_none: bool = False) -> int:
-    match = _SIZE.fullmatch(text.strip().lower())
-    if match is None or match[2] not in _UNITS:
-        raise Failure(f'{option} {text}: give a size in bytes, such as 8589934592 or "8GiB"', Exit.USAGE)
-    unit = _UNITS[match[2]]
-    size_bytes = round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
-    if size_bytes < least and not (or_none and size_bytes == 0):
-        raise Failure(f"{option} {text}: give {size(least)} or more{', or 0' * or_none}", Exit.USAGE)
-    return size_bytes
 
 
 def _warnings(model: Model, made: Plan) -> list[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import typer
-from kvstored_proto.v1.kvstored_pb2 import OPERATION_STATUS, StatusReply, StatusRequest
+from kvstored_proto.v1.kvstored_pb2 import OPERATION_STATUS, LoadCosts, StatusReply, StatusRequest
 
 from kvstored_client import Client
 from kvstored_client.ctl.connection import Exit, connected, options_of
 from kvstored_client.ctl.output import ago, as_dict, duration, print_json, print_table, share, size
+
+_PREFETCH_ENDS: Final = ("useful", "late", "wasted", "dropped")
+_RATES: Final = (("lookup_hit_rate", "blocks_found", "blocks_looked_up"), ("hit_rate", "blocks_hit", "blocks_asked"))
 
 
 def status(context: typer.Context) -> None:
@@ -50,8 +53,8 @@ def read_status(client: Client) -> StatusReply:
 def _document(reply: StatusReply) -> dict[str, Any]:
     document = as_dict(reply)
     for tenant in document["tenants"]:
-        asked = tenant["blocks_asked"]
-        tenant["hit_rate"] = tenant["blocks_hit"] / asked if asked else None
+        for rate, part, whole in _RATES:
+            tenant[rate] = tenant[part] / tenant[whole] if tenant[whole] else None
     return document
 
 
@@ -62,8 +65,13 @@ def _print_status(reply: StatusReply) -> None:
     print()
     _print_tiers(reply)
     _print_paths(reply)
+    _print_load_costs(reply.load_costs)
+    _print_gpus(reply)
     print()
     _print_tenants(reply)
+    _print_quotas(reply)
+    _print_misses(reply)
+    _print_prefetches(reply)
     if reply.sessions:
         print()
         _print_sessions(reply)
@@ -96,17 +104,101 @@ def _print_paths(reply: StatusReply) -> None:
         print_table(("path", "health", "since ", "retry ", "scrubbed ", "corrupt ", "scrub ended ", "reason"), rows)
 
 
+def _print_load_costs(costs: LoadCosts) -> None:
+    """What estimates go by; nothing where the caller may not see it."""
+    if not costs.copy_bytes_per_s:
+        return
+    line = f"loads: copies {size(int(costs.copy_bytes_per_s))}/s{_assumed(costs.copies)}"
+    if costs.read_bytes_per_s:
+        line += f", reads {size(int(costs.read_bytes_per_s))}/s after {costs.read_latency_s * 1e3:.1f} ms"
+        line += f"{_assumed(costs.reads)}, {size(costs.ahead_bytes)} ahead"
+    print(f"\n{line}")
+
+
+def _assumed(samples: int) -> str:
+    return "" if samples else " (assumed)"
+
+
+def _print_gpus(reply: StatusReply) -> None:
+    if reply.gpus:
+        print()
+        print_table(("gpu", "what its device worker does"), [(name, reply.gpus[name]) for name in sorted(reply.gpus)])
+
+
 def _print_tenants(reply: StatusReply) -> None:
     rows = (
         (
             *(tenant.name, size(tenant.dram_bytes), str(tenant.dram_blocks)),
             *(size(tenant.nvme_bytes), str(tenant.nvme_blocks), str(tenant.blocks_put), str(tenant.lookups)),
+            *(str(tenant.blocks_looked_up), share(tenant.blocks_found, tenant.blocks_looked_up)),
             *(str(tenant.blocks_asked), share(tenant.blocks_hit, tenant.blocks_asked)),
         )
         for tenant in reply.tenants
     )
-    columns = ("tenant", "dram ", "blocks ", "nvme ", "blocks ", "put ", "lookups ", "asked ", "hit rate ")
+    columns = (
+        *("tenant", "dram ", "blocks ", "nvme ", "blocks ", "put "),
+        *("lookups ", "looked up ", "found ", "asked by gets ", "got "),
+    )
     print_table(columns, rows)
+
+
+def _print_quotas(reply: StatusReply) -> None:
+    """Of tenants that have any, or were throttled."""
+    rows = [
+        (
+            *(tenant.name, size(tenant.dram_bytes), _promised(tenant.dram_guaranteed_bytes)),
+            *(_limit(tenant.dram_limited, tenant.dram_limit_bytes), size(tenant.nvme_bytes)),
+            *(_promised(tenant.nvme_guaranteed_bytes), _limit(tenant.nvme_limited, tenant.nvme_limit_bytes)),
+            *(f"{tenant.weight:g}", str(tenant.puts_throttled), str(tenant.puts_over_rate), str(tenant.gets_throttled)),
+        )
+        for tenant in reply.tenants
+        if tenant.dram_limited
+        or tenant.nvme_limited
+        or tenant.dram_guaranteed_bytes
+        or tenant.nvme_guaranteed_bytes
+        or tenant.puts_throttled
+        or tenant.puts_over_rate
+        or tenant.gets_throttled
+    ]
+    columns = (
+        *("tenant", "dram used ", "guaranteed ", "limit ", "nvme used ", "guaranteed ", "limit ", "weight "),
+        *("puts throttled ", "over rate ", "gets throttled "),
+    )
+    if rows:
+        print()
+        print_table(columns, rows)
+
+
+def _promised(size_bytes: int) -> str:
+    return size(size_bytes) if size_bytes else "-"
+
+
+def _limit(limited: bool, size_bytes: int) -> str:
+    return size(size_bytes) if limited else "-"
+
+
+def _print_misses(reply: StatusReply) -> None:
+    rows = [
+        (tenant.name, ", ".join(f"{reason} {tenant.miss_reasons[reason]}" for reason in sorted(tenant.miss_reasons)))
+        for tenant in reply.tenants
+        if tenant.miss_reasons
+    ]
+    if rows:
+        print()
+        print_table(("tenant", "misses by reason (`kvstorectl explain`)"), rows)
+
+
+def _print_prefetches(reply: StatusReply) -> None:
+    """What came of reads ahead of time, by who wanted them."""
+    rows = []
+    for source in ("lookup", "explicit", "predicted"):
+        begun = reply.counters.get(f"prefetch_{source}_bytes", 0)
+        ends = [reply.counters.get(f"prefetch_{source}_{end}_bytes", 0) for end in _PREFETCH_ENDS]
+        if begun:
+            rows.append((source, size(begun), *map(size, ends), size(max(0, begun - sum(ends)))))
+    if rows:
+        print()
+        print_table(("prefetch", "begun ", *(f"{end} " for end in _PREFETCH_ENDS), "unused yet "), rows)
 
 
 def _print_sessions(reply: StatusReply) -> None:

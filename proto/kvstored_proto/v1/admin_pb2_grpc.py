@@ -28,6 +28,16 @@ class AdminStub(object):
                 request_serializer=kvstored_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=kvstored_dot_v1_dot_admin__pb2.ExplainReply.FromString,
                 _registered_method=True)
+        self.ExplainChain = channel.unary_unary(
+                '/kvstored.v1.Admin/ExplainChain',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.ExplainChainRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.ExplainChainReply.FromString,
+                _registered_method=True)
+        self.ExplainNamespace = channel.unary_unary(
+                '/kvstored.v1.Admin/ExplainNamespace',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.ExplainNamespaceRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.ExplainNamespaceReply.FromString,
+                _registered_method=True)
         self.Verify = channel.unary_unary(
                 '/kvstored.v1.Admin/Verify',
                 request_serializer=kvstored_dot_v1_dot_admin__pb2.VerifyRequest.SerializeToString,
@@ -42,6 +52,111 @@ class AdminStub(object):
                 '/kvstored.v1.Admin/Drain',
                 request_serializer=kvstored_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
                 response_deserializer=kvstored_dot_v1_dot_admin__pb2.DrainReply.FromString,
+                _registered_method=True)
+        self.AddTenant = channel.unary_unary(
+                '/kvstored.v1.Admin/AddTenant',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.AddTenantRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.TenantReply.FromString,
+                _registered_method=True)
+        self.SetTenant = channel.unary_unary(
+                '/kvstored.v1.Admin/SetTenant',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.SetTenantRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.TenantReply.FromString,
+                _registered_method=True)
+        self.RemoveTenant = channel.unary_unary(
+                '/kvstored.v1.Admin/RemoveTenant',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.RemoveTenantRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.RemoveTenantReply.FromString,
+                _registered_method=True)
+        self.ListTenants = channel.unary_unary(
+                '/kvstored.v1.Admin/ListTenants',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.ListTenantsReply.FromString,
+                _registered_method=True)
+        self.AddToken = channel.unary_unary(
+                '/kvstored.v1.Admin/AddToken',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.AddTokenRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.TokenReply.FromString,
+                _registered_method=True)
+        self.RotateToken = channel.unary_unary(
+                '/kvstored.v1.Admin/RotateToken',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.RotateTokenRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.TokenReply.FromString,
+                _registered_method=True)
+        self.RevokeToken = channel.unary_unary(
+                '/kvstored.v1.Admin/RevokeToken',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.RevokeTokenRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.RevokeTokenReply.FromString,
+                _registered_method=True)
+        self.RekeyTenant = channel.unary_unary(
+                '/kvstored.v1.Admin/RekeyTenant',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.RekeyTenantRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.RekeyTenantReply.FromString,
+                _registered_method=True)
+        self.ReadAudit = channel.unary_unary(
+                '/kvstored.v1.Admin/ReadAudit',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.ReadAuditRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.ReadAuditReply.FromString,
+                _registered_method=True)
+        self.Purge = channel.unary_unary(
+                '/kvstored.v1.Admin/Purge',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.PurgeRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.PurgeReply.FromString,
+                _registered_method=True)
+        self.PurgeStatus = channel.unary_unary(
+                '/kvstored.v1.Admin/PurgeStatus',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.PurgeStatusRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.PurgeStatusReply.FromString,
+                _registered_method=True)
+        self.KillSession = channel.unary_unary(
+                '/kvstored.v1.Admin/KillSession',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.KillSessionRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.KillSessionReply.FromString,
+                _registered_method=True)
+        self.Wear = channel.unary_unary(
+                '/kvstored.v1.Admin/Wear',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.WearRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.WearReply.FromString,
+                _registered_method=True)
+        self.BumpEpoch = channel.unary_unary(
+                '/kvstored.v1.Admin/BumpEpoch',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.BumpEpochRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.BumpEpochReply.FromString,
+                _registered_method=True)
+        self.ListEpochs = channel.unary_unary(
+                '/kvstored.v1.Admin/ListEpochs',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.ListEpochsRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.ListEpochsReply.FromString,
+                _registered_method=True)
+        self.StartTrace = channel.unary_unary(
+                '/kvstored.v1.Admin/StartTrace',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.StartTraceRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.TraceReply.FromString,
+                _registered_method=True)
+        self.StopTrace = channel.unary_unary(
+                '/kvstored.v1.Admin/StopTrace',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.StopTraceRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.TraceReply.FromString,
+                _registered_method=True)
+        self.TraceStatus = channel.unary_unary(
+                '/kvstored.v1.Admin/TraceStatus',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.TraceStatusRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.TraceReply.FromString,
+                _registered_method=True)
+        self.Policy = channel.unary_unary(
+                '/kvstored.v1.Admin/Policy',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.PolicyRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.PolicyReply.FromString,
+                _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/kvstored.v1.Admin/SetPolicy',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.PolicyReply.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/kvstored.v1.Admin/ListPins',
+                request_serializer=kvstored_dot_v1_dot_admin__pb2.ListPinsRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_admin__pb2.ListPinsReply.FromString,
                 _registered_method=True)
 
 
@@ -66,6 +181,18 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainChain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainNamespace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Verify(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -79,6 +206,132 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddTenant(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTenant(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveTenant(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTenants(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddToken(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateToken(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeToken(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RekeyTenant(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadAudit(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Purge(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PurgeStatus(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KillSession(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wear(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BumpEpoch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEpochs(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartTrace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopTrace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TraceStatus(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Policy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,6 +355,16 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=kvstored_dot_v1_dot_admin__pb2.ExplainRequest.FromString,
                     response_serializer=kvstored_dot_v1_dot_admin__pb2.ExplainReply.SerializeToString,
             ),
+            'ExplainChain': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainChain,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.ExplainChainRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.ExplainChainReply.SerializeToString,
+            ),
+            'ExplainNamespace': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainNamespace,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.ExplainNamespaceRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.ExplainNamespaceReply.SerializeToString,
+            ),
             'Verify': grpc.unary_unary_rpc_method_handler(
                     servicer.Verify,
                     request_deserializer=kvstored_dot_v1_dot_admin__pb2.VerifyRequest.FromString,
@@ -116,6 +379,111 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=kvstored_dot_v1_dot_admin__pb2.DrainRequest.FromString,
                     response_serializer=kvstored_dot_v1_dot_admin__pb2.DrainReply.SerializeToString,
+            ),
+            'AddTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddTenant,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.AddTenantRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.TenantReply.SerializeToString,
+            ),
+            'SetTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTenant,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.SetTenantRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.TenantReply.SerializeToString,
+            ),
+            'RemoveTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveTenant,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.RemoveTenantRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.RemoveTenantReply.SerializeToString,
+            ),
+            'ListTenants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenants,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.ListTenantsRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.ListTenantsReply.SerializeToString,
+            ),
+            'AddToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddToken,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.AddTokenRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.TokenReply.SerializeToString,
+            ),
+            'RotateToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateToken,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.RotateTokenRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.TokenReply.SerializeToString,
+            ),
+            'RevokeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeToken,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.RevokeTokenRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.RevokeTokenReply.SerializeToString,
+            ),
+            'RekeyTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.RekeyTenant,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.RekeyTenantRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.RekeyTenantReply.SerializeToString,
+            ),
+            'ReadAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadAudit,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.ReadAuditRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.ReadAuditReply.SerializeToString,
+            ),
+            'Purge': grpc.unary_unary_rpc_method_handler(
+                    servicer.Purge,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.PurgeRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.PurgeReply.SerializeToString,
+            ),
+            'PurgeStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeStatus,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.PurgeStatusRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.PurgeStatusReply.SerializeToString,
+            ),
+            'KillSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.KillSession,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.KillSessionRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.KillSessionReply.SerializeToString,
+            ),
+            'Wear': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wear,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.WearRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.WearReply.SerializeToString,
+            ),
+            'BumpEpoch': grpc.unary_unary_rpc_method_handler(
+                    servicer.BumpEpoch,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.BumpEpochRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.BumpEpochReply.SerializeToString,
+            ),
+            'ListEpochs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEpochs,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.ListEpochsRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.ListEpochsReply.SerializeToString,
+            ),
+            'StartTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartTrace,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.StartTraceRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.TraceReply.SerializeToString,
+            ),
+            'StopTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopTrace,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.StopTraceRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.TraceReply.SerializeToString,
+            ),
+            'TraceStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.TraceStatus,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.TraceStatusRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.TraceReply.SerializeToString,
+            ),
+            'Policy': grpc.unary_unary_rpc_method_handler(
+                    servicer.Policy,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.PolicyRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.PolicyReply.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.SetPolicyRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.PolicyReply.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=kvstored_dot_v1_dot_admin__pb2.ListPinsRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_admin__pb2.ListPinsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -210,6 +578,60 @@ class Admin(object):
             _registered_method=True)
 
     @staticmethod
+    def ExplainChain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/ExplainChain',
+            kvstored_dot_v1_dot_admin__pb2.ExplainChainRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.ExplainChainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainNamespace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/ExplainNamespace',
+            kvstored_dot_v1_dot_admin__pb2.ExplainNamespaceRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.ExplainNamespaceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Verify(request,
             target,
             options=(),
@@ -280,6 +702,573 @@ class Admin(object):
             '/kvstored.v1.Admin/Drain',
             kvstored_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
             kvstored_dot_v1_dot_admin__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/AddTenant',
+            kvstored_dot_v1_dot_admin__pb2.AddTenantRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.TenantReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/SetTenant',
+            kvstored_dot_v1_dot_admin__pb2.SetTenantRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.TenantReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/RemoveTenant',
+            kvstored_dot_v1_dot_admin__pb2.RemoveTenantRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.RemoveTenantReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/ListTenants',
+            kvstored_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.ListTenantsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/AddToken',
+            kvstored_dot_v1_dot_admin__pb2.AddTokenRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.TokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/RotateToken',
+            kvstored_dot_v1_dot_admin__pb2.RotateTokenRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.TokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/RevokeToken',
+            kvstored_dot_v1_dot_admin__pb2.RevokeTokenRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.RevokeTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RekeyTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/RekeyTenant',
+            kvstored_dot_v1_dot_admin__pb2.RekeyTenantRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.RekeyTenantReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/ReadAudit',
+            kvstored_dot_v1_dot_admin__pb2.ReadAuditRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.ReadAuditReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Purge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/Purge',
+            kvstored_dot_v1_dot_admin__pb2.PurgeRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.PurgeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PurgeStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/PurgeStatus',
+            kvstored_dot_v1_dot_admin__pb2.PurgeStatusRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.PurgeStatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KillSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/KillSession',
+            kvstored_dot_v1_dot_admin__pb2.KillSessionRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.KillSessionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wear(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/Wear',
+            kvstored_dot_v1_dot_admin__pb2.WearRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.WearReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BumpEpoch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/BumpEpoch',
+            kvstored_dot_v1_dot_admin__pb2.BumpEpochRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.BumpEpochReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEpochs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/ListEpochs',
+            kvstored_dot_v1_dot_admin__pb2.ListEpochsRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.ListEpochsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/StartTrace',
+            kvstored_dot_v1_dot_admin__pb2.StartTraceRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.TraceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/StopTrace',
+            kvstored_dot_v1_dot_admin__pb2.StopTraceRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.TraceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TraceStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/TraceStatus',
+            kvstored_dot_v1_dot_admin__pb2.TraceStatusRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.TraceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Policy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/Policy',
+            kvstored_dot_v1_dot_admin__pb2.PolicyRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.PolicyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/SetPolicy',
+            kvstored_dot_v1_dot_admin__pb2.SetPolicyRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.PolicyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Admin/ListPins',
+            kvstored_dot_v1_dot_admin__pb2.ListPinsRequest.SerializeToString,
+            kvstored_dot_v1_dot_admin__pb2.ListPinsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,12 +28,43 @@ class Operation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OPERATION_DELETE: _ClassVar[Operation]
     OPERATION_STATUS: _ClassVar[Operation]
     OPERATION_SEGMENTS_DROPPED: _ClassVar[Operation]
+    OPERATION_HINT: _ClassVar[Operation]
+    OPERATION_REGISTER_MEMORY: _ClassVar[Operation]
+    OPERATION_UNREGISTER_MEMORY: _ClassVar[Operation]
+    OPERATION_LOAD: _ClassVar[Operation]
+    OPERATION_STORE: _ClassVar[Operation]
+    OPERATION_CANCEL_TRANSFER: _ClassVar[Operation]
+    OPERATION_OFFER_DESCRIPTORS: _ClassVar[Operation]
+    OPERATION_STORE_LAYERS: _ClassVar[Operation]
     OPERATION_LIST_NAMESPACES: _ClassVar[Operation]
     OPERATION_LIST_BLOCKS: _ClassVar[Operation]
     OPERATION_EXPLAIN: _ClassVar[Operation]
     OPERATION_VERIFY: _ClassVar[Operation]
     OPERATION_FLUSH: _ClassVar[Operation]
     OPERATION_DRAIN: _ClassVar[Operation]
+    OPERATION_ADD_TENANT: _ClassVar[Operation]
+    OPERATION_SET_TENANT: _ClassVar[Operation]
+    OPERATION_REMOVE_TENANT: _ClassVar[Operation]
+    OPERATION_LIST_TENANTS: _ClassVar[Operation]
+    OPERATION_ADD_TOKEN: _ClassVar[Operation]
+    OPERATION_ROTATE_TOKEN: _ClassVar[Operation]
+    OPERATION_REVOKE_TOKEN: _ClassVar[Operation]
+    OPERATION_READ_AUDIT: _ClassVar[Operation]
+    OPERATION_PURGE: _ClassVar[Operation]
+    OPERATION_PURGE_STATUS: _ClassVar[Operation]
+    OPERATION_KILL_SESSION: _ClassVar[Operation]
+    OPERATION_REKEY_TENANT: _ClassVar[Operation]
+    OPERATION_EXPLAIN_CHAIN: _ClassVar[Operation]
+    OPERATION_EXPLAIN_NAMESPACE: _ClassVar[Operation]
+    OPERATION_BUMP_EPOCH: _ClassVar[Operation]
+    OPERATION_LIST_EPOCHS: _ClassVar[Operation]
+    OPERATION_WEAR: _ClassVar[Operation]
+    OPERATION_START_TRACE: _ClassVar[Operation]
+    OPERATION_STOP_TRACE: _ClassVar[Operation]
+    OPERATION_TRACE_STATUS: _ClassVar[Operation]
+    OPERATION_POLICY: _ClassVar[Operation]
+    OPERATION_SET_POLICY: _ClassVar[Operation]
+    OPERATION_LIST_PINS: _ClassVar[Operation]
     OPERATION_SEGMENTS: _ClassVar[Operation]
     OPERATION_SEGMENTS_RETIRED: _ClassVar[Operation]
 
@@ -72,12 +103,43 @@ OPERATION_TOUCH: Operation
 OPERATION_DELETE: Operation
 OPERATION_STATUS: Operation
 OPERATION_SEGMENTS_DROPPED: Operation
+OPERATION_HINT: Operation
+OPERATION_REGISTER_MEMORY: Operation
+OPERATION_UNREGISTER_MEMORY: Operation
+OPERATION_LOAD: Operation
+OPERATION_STORE: Operation
+OPERATION_CANCEL_TRANSFER: Operation
+OPERATION_OFFER_DESCRIPTORS: Operation
+OPERATION_STORE_LAYERS: Operation
 OPERATION_LIST_NAMESPACES: Operation
 OPERATION_LIST_BLOCKS: Operation
 OPERATION_EXPLAIN: Operation
 OPERATION_VERIFY: Operation
 OPERATION_FLUSH: Operation
 OPERATION_DRAIN: Operation
+OPERATION_ADD_TENANT: Operation
+OPERATION_SET_TENANT: Operation
+OPERATION_REMOVE_TENANT: Operation
+OPERATION_LIST_TENANTS: Operation
+OPERATION_ADD_TOKEN: Operation
+OPERATION_ROTATE_TOKEN: Operation
+OPERATION_REVOKE_TOKEN: Operation
+OPERATION_READ_AUDIT: Operation
+OPERATION_PURGE: Operation
+OPERATION_PURGE_STATUS: Operation
+OPERATION_KILL_SESSION: Operation
+OPERATION_REKEY_TENANT: Operation
+OPERATION_EXPLAIN_CHAIN: Operation
+OPERATION_EXPLAIN_NAMESPACE: Operation
+OPERATION_BUMP_EPOCH: Operation
+OPERATION_LIST_EPOCHS: Operation
+OPERATION_WEAR: Operation
+OPERATION_START_TRACE: Operation
+OPERATION_STOP_TRACE: Operation
+OPERATION_TRACE_STATUS: Operation
+OPERATION_POLICY: Operation
+OPERATION_SET_POLICY: Operation
+OPERATION_LIST_PINS: Operation
 OPERATION_SEGMENTS: Operation
 OPERATION_SEGMENTS_RETIRED: Operation
 OUTCOME_MISS: Outcome
@@ -268,12 +330,16 @@ class NamespaceSpec(_message.Message):
     def __init__(self, model: _Optional[str] = ..., model_version: _Optional[str] = ..., tokenizer_version: _Optional[str] = ..., template_version: _Optional[str] = ..., permission_version: _Optional[str] = ..., rope_theta: _Optional[float] = ..., rope_scaling: _Optional[str] = ..., dtype: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., layout: _Optional[str] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., pp_rank: _Optional[int] = ..., pp_size: _Optional[int] = ..., quantization: _Optional[str] = ..., adapter: _Optional[str] = ..., kv_group: _Optional[int] = ..., kv_group_kind: _Optional[str] = ..., window_tokens: _Optional[int] = ..., engine_format: _Optional[str] = ..., extra: _Optional[str] = ...) -> None: ...
 
 class OpenNamespaceRequest(_message.Message):
-    __slots__ = ("spec", "durability")
+    __slots__ = ("spec", "durability", "ttl_ms", "sliding_ttl")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    SLIDING_TTL_FIELD_NUMBER: _ClassVar[int]
     spec: NamespaceSpec
     durability: Durability
-    def __init__(self, spec: _Optional[_Union[NamespaceSpec, _Mapping]] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
+    ttl_ms: int
+    sliding_ttl: bool
+    def __init__(self, spec: _Optional[_Union[NamespaceSpec, _Mapping]] = ..., durability: _Optional[_Union[Durability, str]] = ..., ttl_ms: _Optional[int] = ..., sliding_ttl: bool = ...) -> None: ...
 
 class OpenNamespaceReply(_message.Message):
     __slots__ = ("boot_id", "namespace_id", "digest", "chain_seed")
@@ -288,17 +354,23 @@ class OpenNamespaceReply(_message.Message):
     def __init__(self, boot_id: _Optional[int] = ..., namespace_id: _Optional[int] = ..., digest: _Optional[bytes] = ..., chain_seed: _Optional[bytes] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("namespace_ids", "hashes", "hash_bytes")
+    __slots__ = ("namespace_ids", "hashes", "hash_bytes", "prefill_tokens_per_s", "prefetch", "prefetch_deadline_ms")
     NAMESPACE_IDS_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     HASH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     namespace_ids: _containers.RepeatedScalarFieldContainer[int]
     hashes: bytes
     hash_bytes: int
-    def __init__(self, namespace_ids: _Optional[_Iterable[int]] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ...) -> None: ...
+    prefill_tokens_per_s: float
+    prefetch: bool
+    prefetch_deadline_ms: int
+    def __init__(self, namespace_ids: _Optional[_Iterable[int]] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., prefetch: bool = ..., prefetch_deadline_ms: _Optional[int] = ...) -> None: ...
 
 class LookupReply(_message.Message):
-    __slots__ = ("boot_id", "prefix_blocks", "ready_blocks", "dram_blocks", "nvme_blocks", "pending_blocks", "next")
+    __slots__ = ("boot_id", "prefix_blocks", "ready_blocks", "dram_blocks", "nvme_blocks", "pending_blocks", "next", "load_s", "recompute_s", "paying_blocks", "prefetch_id", "queued_blocks")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     READY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -306,6 +378,11 @@ class LookupReply(_message.Message):
     NVME_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PENDING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    PAYING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     boot_id: int
     prefix_blocks: int
     ready_blocks: int
@@ -313,7 +390,12 @@ class LookupReply(_message.Message):
     nvme_blocks: int
     pending_blocks: int
     next: Outcome
-    def __init__(self, boot_id: _Optional[int] = ..., prefix_blocks: _Optional[int] = ..., ready_blocks: _Optional[int] = ..., dram_blocks: _Optional[int] = ..., nvme_blocks: _Optional[int] = ..., pending_blocks: _Optional[int] = ..., next: _Optional[_Union[Outcome, str]] = ...) -> None: ...
+    load_s: float
+    recompute_s: float
+    paying_blocks: int
+    prefetch_id: int
+    queued_blocks: int
+    def __init__(self, boot_id: _Optional[int] = ..., prefix_blocks: _Optional[int] = ..., ready_blocks: _Optional[int] = ..., dram_blocks: _Optional[int] = ..., nvme_blocks: _Optional[int] = ..., pending_blocks: _Optional[int] = ..., next: _Optional[_Union[Outcome, str]] = ..., load_s: _Optional[float] = ..., recompute_s: _Optional[float] = ..., paying_blocks: _Optional[int] = ..., prefetch_id: _Optional[int] = ..., queued_blocks: _Optional[int] = ...) -> None: ...
 
 class ContainsRequest(_message.Message):
     __slots__ = ("namespace_id", "hashes", "hash_bytes")
@@ -466,7 +548,7 @@ class TouchReply(_message.Message):
     def __init__(self, boot_id: _Optional[int] = ..., touched: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("namespace_id", "hashes", "hash_bytes", "parent", "block_bytes", "sizes_bytes", "wait_ms", "durability")
+    __slots__ = ("namespace_id", "hashes", "hash_bytes", "parent", "block_bytes", "sizes_bytes", "wait_ms", "durability", "ttl_ms", "sliding_ttl", "hints")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     HASH_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -475,6 +557,9 @@ class ReserveRequest(_message.Message):
     SIZES_BYTES_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    SLIDING_TTL_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
     namespace_id: int
     hashes: bytes
     hash_bytes: int
@@ -483,7 +568,24 @@ class ReserveRequest(_message.Message):
     sizes_bytes: _containers.RepeatedScalarFieldContainer[int]
     wait_ms: int
     durability: Durability
-    def __init__(self, namespace_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ..., parent: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., sizes_bytes: _Optional[_Iterable[int]] = ..., wait_ms: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
+    ttl_ms: int
+    sliding_ttl: bool
+    hints: PutHints
+    def __init__(self, namespace_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ..., parent: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., sizes_bytes: _Optional[_Iterable[int]] = ..., wait_ms: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ..., ttl_ms: _Optional[int] = ..., sliding_ttl: bool = ..., hints: _Optional[_Union[PutHints, _Mapping]] = ...) -> None: ...
+
+class PutHints(_message.Message):
+    __slots__ = ("priority", "soft_pin_ms", "hard_pin_ms", "continues", "final")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SOFT_PIN_MS_FIELD_NUMBER: _ClassVar[int]
+    HARD_PIN_MS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    soft_pin_ms: int
+    hard_pin_ms: int
+    continues: bool
+    final: bool
+    def __init__(self, priority: _Optional[int] = ..., soft_pin_ms: _Optional[int] = ..., hard_pin_ms: _Optional[int] = ..., continues: bool = ..., final: bool = ...) -> None: ...
 
 class ReserveReply(_message.Message):
     __slots__ = ("boot_id", "reservation_id", "outcomes", "retry_after_ms")
@@ -529,6 +631,200 @@ class AbortReply(_message.Message):
     boot_id: int
     def __init__(self, boot_id: _Optional[int] = ...) -> None: ...
 
+class RegisterMemoryRequest(_message.Message):
+    __slots__ = ("device_uuid", "regions", "fragments", "blocks", "layer_fragments", "not_exportable", "memory_number", "chunk_bytes")
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    NOT_EXPORTABLE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    device_uuid: bytes
+    regions: _containers.RepeatedCompositeFieldContainer[MemoryRegion]
+    fragments: _containers.RepeatedCompositeFieldContainer[MemoryFragment]
+    blocks: int
+    layer_fragments: _containers.RepeatedScalarFieldContainer[int]
+    not_exportable: str
+    memory_number: int
+    chunk_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, device_uuid: _Optional[bytes] = ..., regions: _Optional[_Iterable[_Union[MemoryRegion, _Mapping]]] = ..., fragments: _Optional[_Iterable[_Union[MemoryFragment, _Mapping]]] = ..., blocks: _Optional[int] = ..., layer_fragments: _Optional[_Iterable[int]] = ..., not_exportable: _Optional[str] = ..., memory_number: _Optional[int] = ..., chunk_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class OfferDescriptors(_message.Message):
+    __slots__ = ("memory_number",)
+    MEMORY_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    memory_number: int
+    def __init__(self, memory_number: _Optional[int] = ...) -> None: ...
+
+class MemoryRegion(_message.Message):
+    __slots__ = ("ipc_handle", "offset", "size_bytes", "probe")
+    IPC_HANDLE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    ipc_handle: bytes
+    offset: int
+    size_bytes: int
+    probe: bytes
+    def __init__(self, ipc_handle: _Optional[bytes] = ..., offset: _Optional[int] = ..., size_bytes: _Optional[int] = ..., probe: _Optional[bytes] = ...) -> None: ...
+
+class MemoryFragment(_message.Message):
+    __slots__ = ("region", "offset", "stride", "size_bytes")
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    region: int
+    offset: int
+    stride: int
+    size_bytes: int
+    def __init__(self, region: _Optional[int] = ..., offset: _Optional[int] = ..., stride: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class RegisterMemoryReply(_message.Message):
+    __slots__ = ("boot_id", "registration_id", "reason", "retry_after_ms")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    registration_id: int
+    reason: str
+    retry_after_ms: int
+    def __init__(self, boot_id: _Optional[int] = ..., registration_id: _Optional[int] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class UnregisterMemoryRequest(_message.Message):
+    __slots__ = ("registration_id",)
+    REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
+    registration_id: int
+    def __init__(self, registration_id: _Optional[int] = ...) -> None: ...
+
+class UnregisterMemoryReply(_message.Message):
+    __slots__ = ("boot_id",)
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    def __init__(self, boot_id: _Optional[int] = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("registration_id", "namespace_id", "hashes", "hash_bytes", "block_ids", "wait_ms", "transfer_id", "done_word", "first_layer", "layers", "layers_word", "deadline_ms")
+    REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    HASH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    DONE_WORD_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_WORD_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    registration_id: int
+    namespace_id: int
+    hashes: bytes
+    hash_bytes: int
+    block_ids: bytes
+    wait_ms: int
+    transfer_id: int
+    done_word: int
+    first_layer: int
+    layers: int
+    layers_word: int
+    deadline_ms: int
+    def __init__(self, registration_id: _Optional[int] = ..., namespace_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., transfer_id: _Optional[int] = ..., done_word: _Optional[int] = ..., first_layer: _Optional[int] = ..., layers: _Optional[int] = ..., layers_word: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class LoadReply(_message.Message):
+    __slots__ = ("boot_id", "blocks", "next", "error")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    blocks: int
+    next: Outcome
+    error: str
+    def __init__(self, boot_id: _Optional[int] = ..., blocks: _Optional[int] = ..., next: _Optional[_Union[Outcome, str]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class StoreRequest(_message.Message):
+    __slots__ = ("registration_id", "namespace_id", "hashes", "hash_bytes", "block_ids", "parent", "wait_ms", "durability", "ttl_ms", "sliding_ttl", "hints", "transfer_id", "done_word", "deadline_ms", "by_layers", "layers_word")
+    REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    HASH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    SLIDING_TTL_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    DONE_WORD_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    BY_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_WORD_FIELD_NUMBER: _ClassVar[int]
+    registration_id: int
+    namespace_id: int
+    hashes: bytes
+    hash_bytes: int
+    block_ids: bytes
+    parent: bytes
+    wait_ms: int
+    durability: Durability
+    ttl_ms: int
+    sliding_ttl: bool
+    hints: PutHints
+    transfer_id: int
+    done_word: int
+    deadline_ms: int
+    by_layers: bool
+    layers_word: int
+    def __init__(self, registration_id: _Optional[int] = ..., namespace_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ..., ttl_ms: _Optional[int] = ..., sliding_ttl: bool = ..., hints: _Optional[_Union[PutHints, _Mapping]] = ..., transfer_id: _Optional[int] = ..., done_word: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., by_layers: bool = ..., layers_word: _Optional[int] = ...) -> None: ...
+
+class StoreReply(_message.Message):
+    __slots__ = ("boot_id", "outcomes", "written", "retry_after_ms", "error")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    outcomes: bytes
+    written: bytes
+    retry_after_ms: int
+    error: str
+    def __init__(self, boot_id: _Optional[int] = ..., outcomes: _Optional[bytes] = ..., written: _Optional[bytes] = ..., retry_after_ms: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class StoreLayersRequest(_message.Message):
+    __slots__ = ("transfer_id", "layers")
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: int
+    layers: int
+    def __init__(self, transfer_id: _Optional[int] = ..., layers: _Optional[int] = ...) -> None: ...
+
+class StoreLayersReply(_message.Message):
+    __slots__ = ("boot_id", "found")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    found: bool
+    def __init__(self, boot_id: _Optional[int] = ..., found: bool = ...) -> None: ...
+
+class CancelTransferRequest(_message.Message):
+    __slots__ = ("transfer_id",)
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: int
+    def __init__(self, transfer_id: _Optional[int] = ...) -> None: ...
+
+class CancelTransferReply(_message.Message):
+    __slots__ = ("boot_id", "found")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    found: bool
+    def __init__(self, boot_id: _Optional[int] = ..., found: bool = ...) -> None: ...
+
 class DeleteRequest(_message.Message):
     __slots__ = ("namespace_id", "hashes", "hash_bytes")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -547,6 +843,42 @@ class DeleteReply(_message.Message):
     deleted: int
     def __init__(self, boot_id: _Optional[int] = ..., deleted: _Optional[int] = ...) -> None: ...
 
+class HintRequest(_message.Message):
+    __slots__ = ("namespace_id", "hashes", "hash_bytes", "priority", "ttl_ms", "soft_pin_ms", "hard_pin_ms", "continues", "final", "unpin")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    HASH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    SOFT_PIN_MS_FIELD_NUMBER: _ClassVar[int]
+    HARD_PIN_MS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
+    UNPIN_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: int
+    hashes: bytes
+    hash_bytes: int
+    priority: int
+    ttl_ms: int
+    soft_pin_ms: int
+    hard_pin_ms: int
+    continues: bool
+    final: bool
+    unpin: bool
+    def __init__(self, namespace_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., hash_bytes: _Optional[int] = ..., priority: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., soft_pin_ms: _Optional[int] = ..., hard_pin_ms: _Optional[int] = ..., continues: bool = ..., final: bool = ..., unpin: bool = ...) -> None: ...
+
+class HintReply(_message.Message):
+    __slots__ = ("boot_id", "blocks", "applied_blocks", "hard_pinned_bytes")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HARD_PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    blocks: int
+    applied_blocks: int
+    hard_pinned_bytes: int
+    def __init__(self, boot_id: _Optional[int] = ..., blocks: _Optional[int] = ..., applied_blocks: _Optional[int] = ..., hard_pinned_bytes: _Optional[int] = ...) -> None: ...
+
 class PutInlineRequest(_message.Message):
     __slots__ = ("header", "chunk")
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -556,18 +888,24 @@ class PutInlineRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PutInlineHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class PutInlineHeader(_message.Message):
-    __slots__ = ("namespace_id", "hash", "parent", "size_bytes", "durability")
+    __slots__ = ("namespace_id", "hash", "parent", "size_bytes", "durability", "ttl_ms", "sliding_ttl", "hints")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     HASH_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    SLIDING_TTL_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
     namespace_id: int
     hash: bytes
     parent: bytes
     size_bytes: int
     durability: Durability
-    def __init__(self, namespace_id: _Optional[int] = ..., hash: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
+    ttl_ms: int
+    sliding_ttl: bool
+    hints: PutHints
+    def __init__(self, namespace_id: _Optional[int] = ..., hash: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ..., ttl_ms: _Optional[int] = ..., sliding_ttl: bool = ..., hints: _Optional[_Union[PutHints, _Mapping]] = ...) -> None: ...
 
 class PutInlineReply(_message.Message):
     __slots__ = ("boot_id", "outcomes")
@@ -608,7 +946,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("boot_id", "version", "state", "uptime_s", "pid", "tiers", "tenants", "sessions", "warnings", "counters")
+    __slots__ = ("boot_id", "version", "state", "uptime_s", "pid", "tiers", "tenants", "sessions", "warnings", "counters", "load_costs", "gpus")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -616,6 +954,13 @@ class StatusReply(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class GpusEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -626,6 +971,8 @@ class StatusReply(_message.Message):
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_COSTS_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     boot_id: int
     version: str
     state: str
@@ -636,7 +983,25 @@ class StatusReply(_message.Message):
     sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
     warnings: _containers.RepeatedScalarFieldContainer[str]
     counters: _containers.ScalarMap[str, int]
-    def __init__(self, boot_id: _Optional[int] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., uptime_s: _Optional[float] = ..., pid: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    load_costs: LoadCosts
+    gpus: _containers.ScalarMap[str, str]
+    def __init__(self, boot_id: _Optional[int] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., uptime_s: _Optional[float] = ..., pid: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, int]] = ..., load_costs: _Optional[_Union[LoadCosts, _Mapping]] = ..., gpus: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class LoadCosts(_message.Message):
+    __slots__ = ("copy_bytes_per_s", "read_bytes_per_s", "read_latency_s", "ahead_bytes", "copies", "reads")
+    COPY_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    READ_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    copy_bytes_per_s: float
+    read_bytes_per_s: float
+    read_latency_s: float
+    ahead_bytes: int
+    copies: int
+    reads: int
+    def __init__(self, copy_bytes_per_s: _Optional[float] = ..., read_bytes_per_s: _Optional[float] = ..., read_latency_s: _Optional[float] = ..., ahead_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., reads: _Optional[int] = ...) -> None: ...
 
 class TierStatus(_message.Message):
     __slots__ = ("name", "health", "capacity_bytes", "used_bytes", "dead_bytes", "retired_bytes", "free_bytes", "blocks", "properties", "paths")
@@ -694,7 +1059,14 @@ class PathStatus(_message.Message):
     def __init__(self, number: _Optional[int] = ..., path: _Optional[str] = ..., health: _Optional[str] = ..., reason: _Optional[str] = ..., since_s: _Optional[float] = ..., retry_in_s: _Optional[float] = ..., direct_io: bool = ..., scrubbed_bytes: _Optional[int] = ..., scrub_corrupt_blocks: _Optional[int] = ..., scrub_passed_s: _Optional[float] = ...) -> None: ...
 
 class TenantStatus(_message.Message):
-    __slots__ = ("name", "dram_bytes", "dram_blocks", "nvme_bytes", "nvme_blocks", "lookups", "blocks_asked", "blocks_hit", "blocks_put")
+    __slots__ = ("name", "dram_bytes", "dram_blocks", "nvme_bytes", "nvme_blocks", "lookups", "blocks_asked", "blocks_hit", "blocks_put", "blocks_looked_up", "blocks_found", "miss_reasons", "dram_limit_bytes", "dram_limited", "dram_guaranteed_bytes", "nvme_limit_bytes", "nvme_limited", "nvme_guaranteed_bytes", "weight", "puts_throttled", "puts_over_rate", "gets_throttled")
+    class MissReasonsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     DRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRAM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -704,6 +1076,19 @@ class TenantStatus(_message.Message):
     BLOCKS_ASKED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_HIT_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_PUT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_LOOKED_UP_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FOUND_FIELD_NUMBER: _ClassVar[int]
+    MISS_REASONS_FIELD_NUMBER: _ClassVar[int]
+    DRAM_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRAM_LIMITED_FIELD_NUMBER: _ClassVar[int]
+    DRAM_GUARANTEED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NVME_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NVME_LIMITED_FIELD_NUMBER: _ClassVar[int]
+    NVME_GUARANTEED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PUTS_THROTTLED_FIELD_NUMBER: _ClassVar[int]
+    PUTS_OVER_RATE_FIELD_NUMBER: _ClassVar[int]
+    GETS_THROTTLED_FIELD_NUMBER: _ClassVar[int]
     name: str
     dram_bytes: int
     dram_blocks: int
@@ -713,7 +1098,20 @@ class TenantStatus(_message.Message):
     blocks_asked: int
     blocks_hit: int
     blocks_put: int
-    def __init__(self, name: _Optional[str] = ..., dram_bytes: _Optional[int] = ..., dram_blocks: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., nvme_blocks: _Optional[int] = ..., lookups: _Optional[int] = ..., blocks_asked: _Optional[int] = ..., blocks_hit: _Optional[int] = ..., blocks_put: _Optional[int] = ...) -> None: ...
+    blocks_looked_up: int
+    blocks_found: int
+    miss_reasons: _containers.ScalarMap[str, int]
+    dram_limit_bytes: int
+    dram_limited: bool
+    dram_guaranteed_bytes: int
+    nvme_limit_bytes: int
+    nvme_limited: bool
+    nvme_guaranteed_bytes: int
+    weight: float
+    puts_throttled: int
+    puts_over_rate: int
+    gets_throttled: int
+    def __init__(self, name: _Optional[str] = ..., dram_bytes: _Optional[int] = ..., dram_blocks: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., nvme_blocks: _Optional[int] = ..., lookups: _Optional[int] = ..., blocks_asked: _Optional[int] = ..., blocks_hit: _Optional[int] = ..., blocks_put: _Optional[int] = ..., blocks_looked_up: _Optional[int] = ..., blocks_found: _Optional[int] = ..., miss_reasons: _Optional[_Mapping[str, int]] = ..., dram_limit_bytes: _Optional[int] = ..., dram_limited: bool = ..., dram_guaranteed_bytes: _Optional[int] = ..., nvme_limit_bytes: _Optional[int] = ..., nvme_limited: bool = ..., nvme_guaranteed_bytes: _Optional[int] = ..., weight: _Optional[float] = ..., puts_throttled: _Optional[int] = ..., puts_over_rate: _Optional[int] = ..., gets_throttled: _Optional[int] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
     __slots__ = ("id", "tenant", "client", "transport", "pid", "uid", "leases", "reservations", "leased_bytes", "staging_bytes", "age_s", "isolation")

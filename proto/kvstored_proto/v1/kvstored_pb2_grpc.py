@@ -98,10 +98,45 @@ class KVStoreStub(object):
                 request_serializer=kvstored_dot_v1_dot_kvstored__pb2.DeleteRequest.SerializeToString,
                 response_deserializer=kvstored_dot_v1_dot_kvstored__pb2.DeleteReply.FromString,
                 _registered_method=True)
+        self.Hint = channel.unary_unary(
+                '/kvstored.v1.KVStore/Hint',
+                request_serializer=kvstored_dot_v1_dot_kvstored__pb2.HintRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_kvstored__pb2.HintReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/kvstored.v1.KVStore/Status',
                 request_serializer=kvstored_dot_v1_dot_kvstored__pb2.StatusRequest.SerializeToString,
                 response_deserializer=kvstored_dot_v1_dot_kvstored__pb2.StatusReply.FromString,
+                _registered_method=True)
+        self.RegisterMemory = channel.unary_unary(
+                '/kvstored.v1.KVStore/RegisterMemory',
+                request_serializer=kvstored_dot_v1_dot_kvstored__pb2.RegisterMemoryRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_kvstored__pb2.RegisterMemoryReply.FromString,
+                _registered_method=True)
+        self.UnregisterMemory = channel.unary_unary(
+                '/kvstored.v1.KVStore/UnregisterMemory',
+                request_serializer=kvstored_dot_v1_dot_kvstored__pb2.UnregisterMemoryRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_kvstored__pb2.UnregisterMemoryReply.FromString,
+                _registered_method=True)
+        self.Load = channel.unary_unary(
+                '/kvstored.v1.KVStore/Load',
+                request_serializer=kvstored_dot_v1_dot_kvstored__pb2.LoadRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_kvstored__pb2.LoadReply.FromString,
+                _registered_method=True)
+        self.Store = channel.unary_unary(
+                '/kvstored.v1.KVStore/Store',
+                request_serializer=kvstored_dot_v1_dot_kvstored__pb2.StoreRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_kvstored__pb2.StoreReply.FromString,
+                _registered_method=True)
+        self.StoreLayers = channel.unary_unary(
+                '/kvstored.v1.KVStore/StoreLayers',
+                request_serializer=kvstored_dot_v1_dot_kvstored__pb2.StoreLayersRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_kvstored__pb2.StoreLayersReply.FromString,
+                _registered_method=True)
+        self.CancelTransfer = channel.unary_unary(
+                '/kvstored.v1.KVStore/CancelTransfer',
+                request_serializer=kvstored_dot_v1_dot_kvstored__pb2.CancelTransferRequest.SerializeToString,
+                response_deserializer=kvstored_dot_v1_dot_kvstored__pb2.CancelTransferReply.FromString,
                 _registered_method=True)
         self.PutInline = channel.stream_unary(
                 '/kvstored.v1.KVStore/PutInline',
@@ -220,7 +255,50 @@ class KVStoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Hint(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RegisterMemory(self, request, context):
+        """Whole prefixes between DRAM and an engine's memory on a GPU; see RegisterMemoryRequest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnregisterMemory(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Load(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Store(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StoreLayers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelTransfer(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -327,10 +405,45 @@ def add_KVStoreServicer_to_server(servicer, server):
                     request_deserializer=kvstored_dot_v1_dot_kvstored__pb2.DeleteRequest.FromString,
                     response_serializer=kvstored_dot_v1_dot_kvstored__pb2.DeleteReply.SerializeToString,
             ),
+            'Hint': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hint,
+                    request_deserializer=kvstored_dot_v1_dot_kvstored__pb2.HintRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_kvstored__pb2.HintReply.SerializeToString,
+            ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
                     request_deserializer=kvstored_dot_v1_dot_kvstored__pb2.StatusRequest.FromString,
                     response_serializer=kvstored_dot_v1_dot_kvstored__pb2.StatusReply.SerializeToString,
+            ),
+            'RegisterMemory': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterMemory,
+                    request_deserializer=kvstored_dot_v1_dot_kvstored__pb2.RegisterMemoryRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_kvstored__pb2.RegisterMemoryReply.SerializeToString,
+            ),
+            'UnregisterMemory': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnregisterMemory,
+                    request_deserializer=kvstored_dot_v1_dot_kvstored__pb2.UnregisterMemoryRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_kvstored__pb2.UnregisterMemoryReply.SerializeToString,
+            ),
+            'Load': grpc.unary_unary_rpc_method_handler(
+                    servicer.Load,
+                    request_deserializer=kvstored_dot_v1_dot_kvstored__pb2.LoadRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_kvstored__pb2.LoadReply.SerializeToString,
+            ),
+            'Store': grpc.unary_unary_rpc_method_handler(
+                    servicer.Store,
+                    request_deserializer=kvstored_dot_v1_dot_kvstored__pb2.StoreRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_kvstored__pb2.StoreReply.SerializeToString,
+            ),
+            'StoreLayers': grpc.unary_unary_rpc_method_handler(
+                    servicer.StoreLayers,
+                    request_deserializer=kvstored_dot_v1_dot_kvstored__pb2.StoreLayersRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_kvstored__pb2.StoreLayersReply.SerializeToString,
+            ),
+            'CancelTransfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelTransfer,
+                    request_deserializer=kvstored_dot_v1_dot_kvstored__pb2.CancelTransferRequest.FromString,
+                    response_serializer=kvstored_dot_v1_dot_kvstored__pb2.CancelTransferReply.SerializeToString,
             ),
             'PutInline': grpc.stream_unary_rpc_method_handler(
                     servicer.PutInline,
@@ -813,6 +926,33 @@ class KVStore(object):
             _registered_method=True)
 
     @staticmethod
+    def Hint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.KVStore/Hint',
+            kvstored_dot_v1_dot_kvstored__pb2.HintRequest.SerializeToString,
+            kvstored_dot_v1_dot_kvstored__pb2.HintReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Status(request,
             target,
             options=(),
@@ -829,6 +969,168 @@ class KVStore(object):
             '/kvstored.v1.KVStore/Status',
             kvstored_dot_v1_dot_kvstored__pb2.StatusRequest.SerializeToString,
             kvstored_dot_v1_dot_kvstored__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegisterMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.KVStore/RegisterMemory',
+            kvstored_dot_v1_dot_kvstored__pb2.RegisterMemoryRequest.SerializeToString,
+            kvstored_dot_v1_dot_kvstored__pb2.RegisterMemoryReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnregisterMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.KVStore/UnregisterMemory',
+            kvstored_dot_v1_dot_kvstored__pb2.UnregisterMemoryRequest.SerializeToString,
+            kvstored_dot_v1_dot_kvstored__pb2.UnregisterMemoryReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Load(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.KVStore/Load',
+            kvstored_dot_v1_dot_kvstored__pb2.LoadRequest.SerializeToString,
+            kvstored_dot_v1_dot_kvstored__pb2.LoadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Store(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.KVStore/Store',
+            kvstored_dot_v1_dot_kvstored__pb2.StoreRequest.SerializeToString,
+            kvstored_dot_v1_dot_kvstored__pb2.StoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StoreLayers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.KVStore/StoreLayers',
+            kvstored_dot_v1_dot_kvstored__pb2.StoreLayersRequest.SerializeToString,
+            kvstored_dot_v1_dot_kvstored__pb2.StoreLayersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelTransfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.KVStore/CancelTransfer',
+            kvstored_dot_v1_dot_kvstored__pb2.CancelTransferRequest.SerializeToString,
+            kvstored_dot_v1_dot_kvstored__pb2.CancelTransferReply.FromString,
             options,
             channel_credentials,
             insecure,

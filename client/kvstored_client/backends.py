@@ -1,0 +1,100 @@
+"""Load and store of a GPU's memory by whoever can copy it: the daemon's worker, else the client itself.
+
+The daemon is asked first (`cuda_ipc`). Where it cannot open the memory, the same calls go on through `shm`, with the
+reason in `DeviceMemory.reason` and in the log, and it is asked again later and after each reconnect.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from kvstored_proto.layout import Indices
+
+from kvstored_client import device_loads, device_stores, device_verbs, putting, verbs
+from kvstored_client.core import Core
+from kvstored_client.cuda_driver import CudaFailed
+from kvstored_client.device_loads import How
+from kvstored_client.device_stores import Chain
+from kvstored_client.device_verbs import REGISTER_TIMEOUT_S, DeviceMemory
+from kvstored_client.effects import CONNECT, Verb
+from kvstored_client.errors import FAILED_PRECONDITION, KVStoredClientError, Refused
+from kvstored_client.keys import Packed
+from kvstored_client.namespace import Namespace
+from kvstored_client.results import Outcome, PutResult
+from kvstored_client.slots import BYTES_PER_BLOCK
+
+_log: Final = logging.getLogger("kvstored_client")
+
+
+def opened(core: Core, memory: DeviceMemory, timeout_s: float | None = None) -> Verb[bool]:
+    """Whether the daemon has the memory open, or opens it now; False: the client copies.
+
+    Raises Refused where neither can.
+    """
+    connection = yield CONNECT
+    if memory.refused_by is connection and time.monotonic() < memory.ask_again_at_s:
+        return False
+    try:
+        yield from device_verbs.number_of(connection, memory, core.timeout_s() if timeout_s is None else timeout_s)
+    except Refused as refused:
+        known, memory.refused_by = memory.refused_by is connection, connection
+        _check_copier(memory)
+        if not known:
+            _log.warning("kvstored: the daemon cannot open this GPU memory, the engine copies: %s", refused.message)
+        return False
+    memory.refused_by = None
+    return True
+
+
+def _check_copier(memory: DeviceMemory) -> None:
+    """Raises the Refused that it is called in where the client cannot copy either."""
+    try:
+        memory.kv.copier  # noqa: B018 - made here, or an exception
+    except CudaFailed as error:
+        memory.refused_by = None
+        if str(error) not in memory.reason:
+            memory.reason = f"{memory.reason}; {error}"
+        raise Refused(FAILED_PRECONDITION, memory.reason) from None
+
+
+def register(core: Core, memory: DeviceMemory) -> Verb[bool]:
+    """Register now; False, and `reason` says why, where nobody can copy the memory."""
+    yield from opened(core, memory, REGISTER_TIMEOUT_S)
+    return True
+
+
+def load(
+    core: Core, memory: DeviceMemory, namespace: Namespace, hashes: Packed, ids: Indices, wait_s: float, how: How
+) -> Verb[int]:
+    """How many leading blocks were copied to the engine's."""
+    if (yield from opened(core, memory)):
+        return (yield from device_loads.load(core, memory, namespace, hashes, ids, wait_s, how))
+    delivered = 0
+    deadline_s = time.monotonic() + (min(wait_s, how.deadline_s) if how.deadline_s else wait_s)
+    while delivered < hashes.length:
+        connection = yield CONNECT
+        rest = hashes.part(delivered, hashes.length)
+        asked = verbs.leading(connection, rest, BYTES_PER_BLOCK).length
+        place = memory.kv.at(ids[delivered : delivered + asked], how.layers).place(asked, writable=True)
+        left_s = max(0.0, deadline_s - time.monotonic())
+        came = yield from verbs.get_into(core, [namespace], rest.part(0, asked), [place], left_s)
+        delivered += came
+        if came < asked:
+            break
+    return delivered
+
+
+def store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float, limit_s: float) -> Verb[PutResult]:
+    """Store the engine's blocks; where nobody can, the result says why. `limit_s`: of the daemon's copies."""
+    try:
+        by_daemon = yield from opened(core, memory)
+    except KVStoredClientError as error:
+        core.failed_open(error)
+        return PutResult.of([Outcome.MISS] * chain.hashes.length, 0, error=error)
+    if by_daemon:
+        return (yield from device_stores.store(core, memory, chain, wait_s, limit_s))
+    source = memory.kv.at(chain.ids).place(chain.hashes.length, writable=False)
+    putting_all = putting.put(core, chain.namespace, chain.hashes, source, chain.parent, wait_s, chain.terms)
+    return (yield from putting_all)

@@ -1,0 +1,150 @@
+"""Loads by the daemon's device worker (`cuda_ipc`), once for both clients; see `device_verbs`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from kvstored_proto.layout import Indices
+from kvstored_proto.v1 import kvstored_pb2 as pb
+
+from kvstored_client.connection import Connection, Ticket
+from kvstored_client.core import Core
+from kvstored_client.device_verbs import (
+    LAYERS,
+    DeviceMemory,
+    give_up,
+    layers_told,
+    number_of,
+    packed_ids,
+)
+from kvstored_client.effects import CONNECT, Verb, finish
+from kvstored_client.errors import FAILED_PRECONDITION, KVStoredClientError, Refused
+from kvstored_client.keys import Packed
+from kvstored_client.namespace import Namespace
+from kvstored_client.paged import PagedKV
+from kvstored_client.verbs import leading, milliseconds, namespace_ids
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """Of a load: which layers (a range; None: all), whether each is told when it is in place, and until when."""
+
+    layers: tuple[int, int] | None = None
+    by_layer: bool = False
+    deadline_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A load that was asked for, and where it is told that it has ended."""
+
+    connection: Connection
+    ticket: Ticket
+    transfer_id: int
+    word: int
+    layers_word: int
+    blocks: int
+    block_bytes: int
+
+    def ended(self) -> bool:
+        """Whether no copy of it runs any more: a look into memory, no system call while it runs."""
+        page = self.connection.page
+        if page is None or self.connection.error is not None:
+            return True
+        if not self.word:  # all words are in use
+            self.connection.poke()
+            return self.ticket.done
+        return page.ended(self.word, self.transfer_id)
+
+    def arrived(self) -> tuple[int, int]:
+        """How many blocks it brings, and how many layers of them are in place."""
+        return layers_told(self.connection, self.layers_word, self.transfer_id)
+
+    def give_back_words(self) -> None:
+        """The daemon writes to them no more."""
+        page = self.connection.page
+        if page is not None:
+            page.give_back_word(self.word)
+            page.give_back_word(self.layers_word)
+
+
+def start_load(
+    core: Core, memory: DeviceMemory, namespace: Namespace, hashes: Packed, ids: Indices, wait_s: float, how: How
+) -> Verb[Started]:
+    """Ask for a load, of as many leading blocks as one call carries; `finish_load` must follow."""
+    connection = yield CONNECT
+    if how != How() and LAYERS not in connection.opened.features:
+        raise Refused(FAILED_PRECONDITION, "the daemon knows neither layers nor deadlines: update it")
+    number = yield from number_of(connection, memory, core.timeout_s())
+    (namespace_id,) = yield from namespace_ids(core, connection, [namespace])
+    part = leading(connection, hashes)
+    first, end = memory.kv.check_layers(how.layers)
+    page = connection.page
+    request = pb.LoadRequest(
+        registration_id=number,
+        namespace_id=namespace_id,
+        hashes=part.data,
+        hash_bytes=part.hash_bytes,
+        block_ids=packed_ids(ids[: part.length]),
+        wait_ms=milliseconds(wait_s),
+        transfer_id=next(core.transfers),
+        done_word=page.take_word() if page is not None else 0,
+        layers_word=page.take_word() if page is not None and how.by_layer else 0,
+        deadline_ms=milliseconds(how.deadline_s),
+    )
+    if how.layers is not None:
+        request.first_layer, request.layers = first, end - first
+    ticket = connection.start(pb.OPERATION_LOAD, request)
+    return Started(
+        connection,
+        ticket,
+        request.transfer_id,
+        request.done_word,
+        request.layers_word,
+        part.length,
+        _layer_bytes(memory.kv, first, end) * ids.shape[1],
+    )
+
+
+def _layer_bytes(kv: PagedKV, first: int, end: int) -> int:
+    """What these layers have of a block."""
+    if (first, end) == (0, kv.layers):
+        return kv.block_bytes
+    counts = kv.layer_fragments
+    return int(kv.layout.sizes[sum(counts[:first]) : sum(counts[:end])].sum())
+
+
+def finish_load(core: Core, memory: DeviceMemory, started: Started, wait_s: float) -> Verb[int]:
+    """How many leading blocks were copied; waits for the end."""
+    try:
+        reply = yield from finish(started.connection, started.ticket, pb.LoadReply, core.timeout_s(wait_s))
+    except KVStoredClientError as error:
+        yield from give_up(started.connection, started.transfer_id, error)
+        raise
+    started.give_back_words()
+    core.stats.blocks_delivered += reply.blocks
+    core.stats.bytes_delivered += reply.blocks * started.block_bytes
+    core.stats.throttled += reply.next == pb.OUTCOME_THROTTLED
+    if reply.error:
+        core.stats.transfers_failed += 1
+        memory.reason = reply.error
+    return reply.blocks
+
+
+def load(
+    core: Core, memory: DeviceMemory, namespace: Namespace, hashes: Packed, ids: Indices, wait_s: float, how: How
+) -> Verb[int]:
+    """How many leading blocks were copied to the engine's."""
+    delivered = 0
+    deadline_s = time.monotonic() + how.deadline_s
+    while delivered < hashes.length:
+        rest = hashes.part(delivered, hashes.length)
+        if delivered and how.deadline_s:
+            how = replace(how, deadline_s=max(0.001, deadline_s - time.monotonic()))
+        started = yield from start_load(core, memory, namespace, rest, ids[delivered:], wait_s, how)
+        came = yield from finish_load(core, memory, started, wait_s)
+        delivered += came
+        if came < started.blocks:
+            break
+    return delivered

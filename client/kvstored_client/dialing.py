@@ -1,0 +1,43 @@
+"""Addresses of a daemon, and the socket to it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Final
+
+from kvstored_client.errors import Unavailable
+
+DEFAULT_ADDRESS: Final = "unix:/run/kvstored/session.sock"
+ADDRESS_VARIABLE: Final = "KVSTORED_ADDRESS"
+REMOTE: Final = "grpc:"
+SOCKET_BUFFER_BYTES: Final = 1 << 20
+
+
+def target_of(address: str | None) -> str:
+    """PATH of `unix:PATH`, or `grpc:TARGET` as it is; None: of KVSTORED_ADDRESS, or the default. Raises ValueError."""
+    wanted = address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
+    scheme, _, rest = wanted.partition(":")
+    if scheme == "grpc" and rest:
+        return wanted
+    if scheme != "unix" or not rest:
+        raise ValueError(f"address {wanted!r}: it must be unix:PATH, the daemon's session socket, or grpc:HOST:PORT")
+    return rest
+
+
+def dial(target: str) -> tuple[socket.socket, object | None]:
+    """Connect, without waiting; and what carries the session where it has no shared memory. Raises Unavailable."""
+    if target.startswith(REMOTE):
+        from kvstored_client.bridge import Bridge  # imports gRPC
+
+        bridge = Bridge(target.removeprefix(REMOTE))
+        return bridge.ours, bridge
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
+        sock.connect(target)
+    except OSError as error:
+        sock.close()
+        raise Unavailable(f"connecting to {target}: {error.strerror or error}") from None
+    return sock, None

@@ -1,0 +1,263 @@
+"""Putting blocks from the caller's buffers, once for both clients (see `effects`).
+
+It works in batches of about 4 MiB: while the daemon copies and hashes one, the next is copied
+into staging. The first batches are copied while the daemon finds slots, as if it had none of the
+blocks; where it has some, their room in the ring is given back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from kvstored_client import buffers as memory
+from kvstored_client.connection import Connection
+from kvstored_client.core import Core
+from kvstored_client.effects import CONNECT, Sleep, Verb, Work
+from kvstored_client.errors import KVStoredClientError
+from kvstored_client.keys import Packed
+from kvstored_client.namespace import Namespace
+from kvstored_client.results import Outcome, PutResult
+from kvstored_client.staging import StagingRing, aligned
+from kvstored_client.terms import Terms
+from kvstored_client.verbs import leading
+from kvstored_client.writing import (
+    BATCH_BYTES,
+    COMMITS_IN_FLIGHT,
+    DURABLE_COMMITS_IN_FLIGHT,
+    Batch,
+    Reservation,
+    batches,
+    collect,
+    place,
+    reserve,
+    start_commit,
+)
+
+AHEAD_BATCHES: Final = 2  # about what is copied in the time that a daemon takes for a long reservation
+AHEAD_FROM_BYTES: Final = 4 * BATCH_BYTES  # for each: of a smaller put the answer is there sooner than a copy
+_DURABLE_PAUSE_S: Final = 0.05
+_PAUSE_MIN_S: Final = 0.001
+_PAUSE_MAX_S: Final = 0.05
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """Batches that were copied before it was known whether their blocks are to be written."""
+
+    source: memory.Place
+    wanted: bool
+    ring: StagingRing | None = None
+    batches: list[Batch] = field(default_factory=list)
+
+    def copy(self, connection: Connection) -> Verb[None]:
+        """Copy the first batches, as far as there is room at once."""
+        self.ring = ring = connection.staging
+        sizes_bytes = self.source.sizes_bytes
+        if ring is None or not self.wanted:
+            return
+        count = min(AHEAD_BATCHES, sum(sizes_bytes) // AHEAD_FROM_BYTES)
+        for indices in itertools.islice(batches(range(len(sizes_bytes)), sizes_bytes, ring), count):
+            batch = place(indices, sizes_bytes, ring)
+            if batch is None:
+                return
+            self.batches.append(batch)
+            yield Work(partial(_copy_in, ring, batch, self.source), batch.region.size_bytes)
+
+    def take(self, indices: list[int]) -> Batch | None:
+        """The batch of these blocks; None where there is none, and then none of the others counts either."""
+        if self.batches and self.batches[0].indices == indices:
+            return self.batches.pop(0)
+        self.give_back()
+        return None
+
+    def give_back(self) -> None:
+        """Return the room of what is not needed."""
+        while self.batches and self.ring is not None:
+            self.ring.give_back(self.batches.pop().region)
+
+
+@dataclass(slots=True)
+class _Progress:
+    final: list[Outcome]
+    terms: Terms
+    stored: int = 0
+    throttled: bool = False  # no copies on a guess any more
+
+
+def put(
+    core: Core,
+    namespace: Namespace,
+    hashes: Packed,
+    source: memory.Place,
+    parent: bytes,
+    wait_s: float,
+    terms: Terms,
+) -> Verb[PutResult]:
+    """Store blocks. What was stored before a failure counts; the rest is refused."""
+    progress = _Progress([Outcome.MISS] * hashes.length, terms)
+    failure: KVStoredClientError | None = None
+    try:
+        yield from _put_parts(core, namespace, hashes, source, parent, wait_s, progress)
+    except KVStoredClientError as error:
+        core.failed_open(error)
+        failure = error
+    durable = terms.want_nvme(namespace.terms)
+    return PutResult.of(progress.final, progress.stored, durable=durable, error=failure)
+
+
+def _put_parts(
+    core: Core,
+    namespace: Namespace,
+    hashes: Packed,
+    source: memory.Place,
+    parent: bytes,
+    wait_s: float,
+    progress: _Progress,
+) -> Verb[None]:
+    """One reservation after the other; throttled blocks again, while `wait_s` lasts."""
+    deadline_s = time.monotonic() + wait_s
+    start = 0
+    while start < hashes.length:
+        connection: Connection = yield CONNECT
+        part = leading(connection, hashes.part(start, hashes.length))
+        end = start + part.length
+        before = hashes.one(start - 1) if start else parent
+        if connection.carrier is not None:
+            again = yield from _put_inline(core, connection, namespace, part, source, before, progress, start)
+            start = end if again is None else start + again
+            if again is not None:
+                if time.monotonic() + _PAUSE_MAX_S > deadline_s:
+                    return
+                yield Sleep(_PAUSE_MAX_S)
+            continue
+        left_s = max(0.0, deadline_s - time.monotonic())
+        ahead = _Ahead(source.part(start, end), wanted=not progress.throttled)
+        reservation = yield from _put_part(core, namespace, part, before, left_s, ahead, progress, start)
+        again = first_to_retry(core, reservation.final)
+        if again is None:
+            start = end
+            continue
+        progress.throttled = True
+        pause_s = max(_DURABLE_PAUSE_S if reservation.durable else _PAUSE_MIN_S, reservation.retry_after_s)
+        if time.monotonic() + pause_s > deadline_s:
+            return
+        yield Sleep(pause_s)
+        start += again
+
+
+def _put_inline(
+    core: Core,
+    connection: Connection,
+    namespace: Namespace,
+    part: Packed,
+    source: memory.Place,
+    parent: bytes,
+    progress: _Progress,
+    start: int,
+) -> Verb[int | None]:
+    """One stream of blocks inside of messages; the first block that may be stored if it is put again."""
+    from kvstored_client import inline
+
+    final = [Outcome.MISS] * part.length
+    place = source.part(start, start + part.length)
+    stored = yield from inline.put(core, connection, namespace, part, place, parent, progress.terms, final)
+    progress.stored += stored
+    progress.final[start : start + part.length] = final
+    return first_to_retry(core, final)
+
+
+def _put_part(
+    core: Core,
+    namespace: Namespace,
+    part: Packed,
+    parent: bytes,
+    wait_s: float,
+    ahead: _Ahead,
+    progress: _Progress,
+    start: int,
+) -> Verb[Reservation]:
+    """One reservation; what became of it is in `progress`, however it ends."""
+    try:
+        reservation = yield from reserve(
+            core, namespace, part, ahead.source.sizes_bytes, parent, wait_s, progress.terms, meanwhile=ahead.copy
+        )
+        try:
+            yield from _fill(core, reservation, ahead)
+        finally:
+            _settle(core, reservation, progress, start)
+        return reservation
+    finally:
+        ahead.give_back()
+
+
+def _settle(core: Core, reservation: Reservation, progress: _Progress, start: int) -> None:
+    reservation.settle()
+    progress.final[start : start + len(reservation.final)] = reservation.final
+    progress.stored += reservation.stored
+    core.stats.blocks_stored += reservation.stored
+    core.stats.bytes_stored += reservation.stored_bytes
+
+
+def first_to_retry(core: Core, final: Sequence[Outcome]) -> int | None:
+    """The first block that may be stored if it is put again; counts the throttled call."""
+    core.stats.throttled += Outcome.THROTTLED in final
+    return next((i for i, each in enumerate(final) if each in (Outcome.THROTTLED, Outcome.NOT_DURABLE)), None)
+
+
+def _fill(core: Core, reservation: Reservation, ahead: _Ahead) -> Verb[None]:
+    """Copy into staging and commit, batch by batch."""
+    reserved = reservation.reserved
+    if not reserved:
+        return
+    ring = reservation.ring
+    in_flight = DURABLE_COMMITS_IN_FLIGHT if reservation.durable else COMMITS_IN_FLIGHT
+    for indices in batches(reserved, reservation.sizes_bytes, ring):
+        batch = ahead.take(indices)
+        if batch is None:
+            batch = yield from _room(core, reservation, indices)
+            if batch is None:
+                reservation.abort(reservation.reserved, Outcome.THROTTLED)
+                break
+            yield from _copied(reservation, batch, ahead.source)
+        start_commit(reservation, batch)
+        yield from collect(core, reservation, in_flight - 1)
+    yield from collect(core, reservation, 0)
+
+
+def _copied(reservation: Reservation, batch: Batch, source: memory.Place) -> Verb[None]:
+    copied = False
+    try:
+        work = partial(_copy_in, reservation.ring, batch, source)
+        yield Work(work, sum(reservation.sizes_bytes[i] for i in batch.indices))
+        copied = True
+    finally:
+        if not copied:
+            reservation.ring.give_back(batch.region)
+
+
+def _room(core: Core, reservation: Reservation, indices: list[int]) -> Verb[Batch | None]:
+    """Room in the ring, which other threads' puts may fill for a moment; None where it does not come."""
+    give_up_s = time.monotonic() + core.timeout_s()
+    pause_s = _PAUSE_MIN_S
+    while True:
+        batch = place(indices, reservation.sizes_bytes, reservation.ring)
+        if batch is not None:
+            return batch
+        if reservation.in_flight:
+            yield from collect(core, reservation, len(reservation.in_flight) - 1)
+            continue
+        too_large = sum(aligned(reservation.sizes_bytes[i]) for i in indices) > reservation.ring.size_bytes
+        if too_large or time.monotonic() >= give_up_s:
+            return None
+        yield Sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+
+def _copy_in(ring: StagingRing, batch: Batch, source: memory.Place) -> None:
+    mapping = ring.mapping
+    source.read(batch.indices, [mapping.address + offset for offset in batch.offsets])

@@ -1,0 +1,206 @@
+"""Whole prefixes between the daemon and an engine's paged KV memory, in one call: load and store.
+
+`Client.register` gives a `PagedTransfers`, whatever is behind it:
+
+* `shm`, for tensors of the CPU: the client maps the daemon's memory and copies itself;
+* `cuda_ipc`, for tensors of a GPU: the daemon's device worker opens them and copies;
+* `shm` for these too, where it cannot open them: the client copies on streams of its own;
+* `inline`, over gRPC: as `shm`, with the blocks inside of messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from kvstored_client import requests
+from kvstored_client.blocks import Blocks
+from kvstored_client.keys import pack
+from kvstored_client.layers import DeviceLoading, Ended, LayerCopies, Loading, Range, Storing
+from kvstored_client.namespace import Namespace
+from kvstored_client.paged import PagedKV
+from kvstored_client.registered import Registered
+from kvstored_client.results import Outcome, PutResult
+from kvstored_client.terms import Durability, PutHints, Terms
+
+if TYPE_CHECKING:
+    from kvstored_client.driver import ThreadDriver
+
+
+class PagedTransfers(Registered):
+    """Transfers of one registered memory; made by `Client.register`."""
+
+    def __init__(self, driver: ThreadDriver, kv: PagedKV) -> None:
+        super().__init__(driver.core, kv)
+        self._driver = driver
+
+    def ready(self) -> bool:
+        """Register the memory now, not at the first load or store; False: nobody can copy it, and `reason` says why.
+
+        Of a GPU's memory that the daemon cannot open, `backend` is `shm` then and `reason` says why, too.
+        """
+        verb = self.register_verb()
+        return self._driver.data(verb, False) if verb is not None else True
+
+    def load(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        block_ids: Any,
+        wait_s: float = 0.0,
+        *,
+        layers: Range | None = None,
+        deadline_s: float = 0.0,
+    ) -> int:
+        """Bring the leading blocks of a chain into the engine's memory; how many came, 0 for a miss.
+
+        Args:
+            namespace: where they are.
+            hashes: the blocks, in chain order.
+            block_ids: where each goes; a multiple of the hashes where several engine blocks are stored as one.
+            wait_s: how long to wait for blocks that are being written or lie on NVMe.
+            layers: only those from the first on and before the second; the others stay as they are.
+            deadline_s: what has not come after so long is of no use any more; 0: there is no such time. `shm` only
+                waits no longer than that; a copy that it has begun it finishes.
+
+        Engine blocks past those that came may have been written to. Raises ValueError for ids or layers that the memory
+        does not have, and where stored blocks are of another size.
+        """
+        return self._driver.data(self.load_verb(namespace, hashes, block_ids, wait_s, layers, deadline_s), 0)
+
+    def start_load(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        block_ids: Any,
+        wait_s: float = 0.0,
+        *,
+        layers: Range | None = None,
+        by_layer: bool = False,
+        deadline_s: float = 0.0,
+    ) -> Loading:
+        """Begin a load and come back at once, for an engine that looks now and then whether it has ended.
+
+        With `by_layer` all blocks of one layer come before those of the next, and `Loading.arrived` tells how many
+        layers are in place. Of more hashes than a call carries the leading ones are loaded. By `shm` it has ended when
+        this returns, or with `by_layer` its first layer is in place, and a thread copies the others.
+        """
+        self._check()
+        first, end = self.kv.check_layers(layers)
+        by_daemon = self._by_daemon() if len(hashes) else False
+        if by_daemon is None:
+            return Ended(0, 0)
+        if not by_daemon:
+            if not by_layer or not len(hashes) or self._remote:
+                came = self.load(namespace, hashes, block_ids, wait_s, layers=layers, deadline_s=deadline_s)
+                return Ended(came, end - first)
+            return self._layer_copies(namespace, hashes, block_ids, wait_s, (first, end))
+        from kvstored_client import device_loads
+
+        memory = self._device
+        assert memory is not None, "the daemon copies a GPU's memory only"
+        how = device_loads.How(layers, by_layer, deadline_s)
+        ids = self.kv.layout.check_ids(block_ids, len(hashes))
+        started = self._driver.data(
+            device_loads.start_load(self._core, memory, requests.one(namespace), pack(hashes), ids, wait_s, how), None
+        )
+        if started is None:
+            return Ended(0, 0)
+        finish = partial(device_loads.finish_load, self._core, memory, started, wait_s)
+        return DeviceLoading(started.ended, started.arrived, lambda: self._driver.data(finish(), 0), end - first)
+
+    def _by_daemon(self) -> bool | None:
+        """Whether the daemon copies; None: nobody can."""
+        if self._device is None:
+            return False
+        from kvstored_client import backends
+
+        return self._driver.data(backends.opened(self._core, self._device), None)
+
+    def _layer_copies(
+        self, namespace: Namespace, hashes: Sequence[bytes], block_ids: Any, wait_s: float, layers: Range
+    ) -> Loading:
+        ids = self.kv.layout.check_ids(block_ids, len(hashes))
+        getting = requests.get(self._core, requests.one(namespace), hashes, wait_s)
+        blocks = self._driver.data(getting, Blocks(None, [], Outcome.MISS))
+        return LayerCopies(blocks, self.kv, ids[: len(blocks)], layers) if len(blocks) else Ended(0, 0)
+
+    def load_held(self, blocks: Blocks, block_ids: Any) -> int:
+        """The same with blocks that are held already (`get`, or `attach` of what the scheduler took); `shm` only."""
+        self._check()
+        return blocks.copy_into(self.kv.at(block_ids))
+
+    def store(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        block_ids: Any,
+        parent: bytes = b"",
+        wait_s: float = 0.0,
+        *,
+        durability: Durability | None = None,
+        ttl_s: float = 0.0,
+        sliding: bool = False,
+        deadline_s: float = 0.0,
+        hint: PutHints | None = None,
+    ) -> PutResult:
+        """Store consecutive blocks of a chain from the engine's memory; readable when this returns.
+
+        The blocks must stay as they are until then. Arguments as of `load` and of `Client.put`.
+        """
+        terms = Terms(durability, ttl_s, sliding, hint)
+        return self._driver.run(self.store_verb(namespace, hashes, block_ids, parent, wait_s, terms, deadline_s))
+
+    def start_store(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        block_ids: Any,
+        parent: bytes = b"",
+        wait_s: float = 0.0,
+        *,
+        durability: Durability | None = None,
+        ttl_s: float = 0.0,
+        sliding: bool = False,
+        deadline_s: float = 0.0,
+        hint: PutHints | None = None,
+    ) -> Storing:
+        """Begin a store whose layers are copied as the engine says that they are ready (`Storing.ready`).
+
+        Arguments as of `store`. Of more hashes than a call carries the leading ones are stored. By `shm` all of it is
+        copied by `Storing.result`.
+        """
+        terms = Terms(durability, ttl_s, sliding, hint)
+        self._check()
+        if not len(hashes) or not self._by_daemon():
+            verb = self.store_verb(namespace, hashes, block_ids, parent, wait_s, terms)
+            nothing = PutResult.of([Outcome.MISS] * len(hashes), 0, durable=False, error=None)
+            run = self._driver.run
+            return Storing(self.kv.layers, lambda _: None, lambda: (0, 0), lambda stop: nothing if stop else run(verb))
+        from kvstored_client import device_stores
+
+        chain, memory, core = self.chain(namespace, hashes, block_ids, parent, terms), self._device, self._core
+        assert memory is not None, "the daemon copies a GPU's memory only"
+        started = self._driver.data(device_stores.start_store(core, memory, chain, wait_s, deadline_s), None)
+        if started is None:
+            refused = PutResult.of([Outcome.MISS] * len(hashes), 0, durable=chain.durable, error=None)
+            return Storing(self.kv.layers, lambda _: None, lambda: (0, 0), lambda _: refused)
+
+        def finish(cancel: bool) -> PutResult:
+            return self._driver.run(device_stores.finish_store(core, memory, chain, started, wait_s, cancel=cancel))
+
+        return Storing(self.kv.layers, started.ready, started.copied, finish)
+
+    def close(self) -> None:
+        """End the registration: when this returns nothing copies, and the memory may be freed. Safe to call twice."""
+        verb = self.close_verb()
+        if verb is not None:
+            self._driver.data(verb, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

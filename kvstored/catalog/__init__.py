@@ -1,0 +1,1 @@
+"""Which blocks there are: spaces, entries and their leases, room for new ones, what has gone."""

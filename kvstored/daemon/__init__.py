@@ -1,0 +1,1 @@
+"""Wires all of it into one process that starts, serves and stops."""

@@ -1,0 +1,1 @@
+"""Why a block is found or missed, and how often."""

@@ -1,0 +1,1 @@
+"""What moves blocks between the tiers: demotion, promotion, drains, and what a restart brings back."""

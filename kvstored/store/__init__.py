@@ -1,0 +1,1 @@
+"""What may be done with blocks, whatever the transport: put, get, prefetch, delete, and their ends."""

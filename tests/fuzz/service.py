@@ -1,0 +1,169 @@
+"""A whole daemon in this process for fuzzing: requests that make sense, what to change in them, and what must hold."""
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+from kvstored.daemon.daemon import Daemon
+from kvstored.errors import KVStoredError
+from kvstored.rpc import servicers, session
+from kvstored.testing.contract import SETTINGS
+from kvstored.testing.contract_client import ACME, Block, block, hashes_of, open_namespace
+from kvstored.testing.contract_transports import SocketClient, opening_request
+from kvstored.testing.daemon_in_loop import check_nothing_held, config_in
+from tests.contract.walk import METHODS, requests_of
+from tests.fuzz.choices import Choices
+
+BLOCK_BYTES = 4096
+END_S = 10.0  # for all that a program started to come to its end
+CHECK_EVERY = 50  # an honest client is served, and what is stored is removed
+FD_GROWTH_MAX = 32
+CHAIN = [Block(each.hash, each.data) for each in (block(f"fuzz {i}", BLOCK_BYTES) for i in range(6))]
+
+
+class Service:
+    """The daemon, its loop, and a look at it after each program."""
+
+    def __init__(self, *, nvme=False):
+        self.loop = asyncio.new_event_loop()
+        self.unexpected = []
+        self.programs = 0
+        self.fds = 0
+        self._directory = tempfile.TemporaryDirectory(prefix="fuzz-")
+        directory = Path(self._directory.name)
+        (directory / "nvme").mkdir()
+        limits = {**SETTINGS["limits"], "get_wait_max_s": 0.05, "put_wait_max_s": 0.05}
+        settings = {**SETTINGS, "limits": limits, "log": {"level": "error"}}
+        config = config_in(directory, settings, nvme=nvme)
+        self.path = str(config.server.session_socket)
+        self.loop.set_exception_handler(self._on_error)
+        for module in (session, servicers):
+            module.describe = self._described(module.describe)
+        self.loop.run_until_complete(self._start(config))
+
+    async def _start(self, config):
+        self.daemon = Daemon(config)
+        await self.daemon.start()
+
+    def close(self):
+        """Stop the daemon, and forget what it left."""
+        self.loop.run_until_complete(self.daemon.stop(flush=False))
+        self.loop.close()
+        self._directory.cleanup()
+
+    def _on_error(self, loop, context):
+        self.unexpected.append(context.get("exception") or RuntimeError(context["message"]))
+
+    def _described(self, describe):
+        def noted(error):
+            if not isinstance(error, KVStoredError):
+                self.unexpected.append(error)
+            return describe(error)
+
+        return noted
+
+    def run(self, program):
+        """Run a coroutine to its end, and look whether all is as before."""
+        self.loop.run_until_complete(self._whole(program))
+
+    async def _whole(self, program):
+        try:
+            await asyncio.wait_for(program, END_S)
+        finally:
+            self._raise_unexpected()
+        self.programs += 1
+        await self._given_back()
+        if self.programs % CHECK_EVERY == 1:
+            await asyncio.wait_for(self._honest(), END_S)
+            self._count_descriptors()
+        self._raise_unexpected()
+
+    def _raise_unexpected(self):
+        unexpected, self.unexpected[:] = list(self.unexpected), []
+        for error in unexpected:
+            raise error
+
+    async def _given_back(self):
+        """Slots come back a moment after who held them has gone, when no thread is at them any more."""
+        until_s = self.loop.time() + END_S
+        while True:
+            try:
+                return check_nothing_held(self.daemon)
+            except AssertionError:
+                if self.loop.time() >= until_s:
+                    raise
+            await asyncio.sleep(0.001)
+
+    async def _honest(self):
+        drains = self.daemon.context.store.drains
+        if self.daemon.context.state == "draining":
+            drains.end()
+            self.daemon.context.state = "serving"
+        client = await SocketClient.connect(self.path, opening_request(ACME))
+        namespace = await open_namespace(client, adapter="honest")
+        await client.put(namespace, CHAIN)
+        assert await client.read(namespace, hashes_of(CHAIN)) == [each.data for each in CHAIN]
+        await client.end()
+        for space in list(self.daemon.context.store.parts.catalog.spaces.values()):
+            for entry in list(space.entries.values()):
+                if not entry.holds:
+                    self.daemon.context.store.parts.room.forget(entry)
+
+    def _count_descriptors(self):
+        count = len(os.listdir("/proc/self/fd"))
+        self.fds = self.fds or count
+        assert count <= self.fds + FD_GROWTH_MAX, f"{count} descriptors, {self.fds} in the beginning"
+
+
+class Target:
+    """A function over bytes: what `program` makes of them, with a daemon of its own."""
+
+    def __init__(self, program, **settings):
+        self._service = Service(**settings)
+        self._program = program
+
+    def __call__(self, data):
+        self._service.run(self._program(self._service, Choices(data)))
+
+    def close(self):
+        """See `Service.close`."""
+        self._service.close()
+
+
+class Own(SimpleNamespace):
+    """What the walk asks a victim for. Whatever else it comes to ask for is the id of nothing."""
+
+    def __getattr__(self, name):
+        return "0" * 16
+
+
+# What a client may have: ids are small numbers, so that a program names what it made a moment ago.
+OWN = Own(
+    handles=[1, 2],
+    digests=[bytes(16)],
+    hashes=hashes_of(CHAIN),
+    gone=[hashes_of([block("never", BLOCK_BYTES)])[0]],
+    lease_ids=[1, 2, 3, 4],
+    reservation_ids=[1, 2, 3, 4],
+    prefetch_ids=[1, 2, 3],
+    group_id=bytes(16),
+    client_id=b"client",
+    cursors=[b"d" + bytes(12), b"n" + bytes(4) + b"\0" + bytes(48)],
+    segment_ids=[1, 2],
+    session_ids=[bytes(16)],
+    tenant=ACME,
+    token_id="0" * 16,
+    spec_fields=[{}, {"adapter": "other"}],
+)
+
+
+def templates(names):
+    """Requests that make sense, by method, in an order that does not change."""
+    return {name: requests_of(METHODS[name], OWN)[:16] for name in names}
+
+
+def opening(who):
+    """As a client opens a session, with all that there is to ask for."""
+    return opening_request(who, staging_bytes=1 << 16, features=["session_page", "groups", "prefetch", "durability"])
