@@ -4,6 +4,18 @@ import logging
 
 import pytest
 
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # vLLM's environment has none, and none of its tests wants it
+    pass
+else:
+    # How long an example takes says how busy the machine is; and a run that fails by chance tells of no change.
+    # Other examples than those of every run: --hypothesis-profile=default.
+    settings.register_profile(
+        "every-run-alike", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("every-run-alike")
+
 
 @pytest.fixture(autouse=True)
 def _client_logs_as_before():

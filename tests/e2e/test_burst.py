@@ -269,7 +269,9 @@ def small(request, tmp_path_factory):
         yield daemon, iter(range(1_000_000))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(steps)
 def test_random_operations_never_give_wrong_bytes(small, operations):
     daemon, numbers = small

@@ -295,7 +295,9 @@ def digest(arguments):
     return namespace.digest("t", spec_of(model="same", **copy.deepcopy(arguments)))
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(CHANGE, CHANGE)
 def test_one_name_and_any_difference_never_match(one, other):
     first, second = arguments_of(one), arguments_of(other)
