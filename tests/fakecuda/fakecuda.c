@@ -745,7 +745,8 @@ static CUresult copy_all(const CUdeviceptr* to, const CUdeviceptr* from, const s
     return CUDA_ERROR_INVALID_VALUE;
   }
   submit(stream, run_copies, copies);
-  if (synchronous) drain(stream);
+  if (!synchronous) return CUDA_SUCCESS; /* how it ends is told by later calls, however fast the stream is */
+  drain(stream);
   return g_sticky;
 }
 
@@ -1148,7 +1149,7 @@ API CUresult cuLaunchKernel(CUfunction function, unsigned blocks, unsigned y, un
   *launch = (Launch){function, blocks, threads, {0}};
   for (int i = 0; i < 4; i++) memcpy(&launch->arguments[i], arguments[i], 8);
   submit(stream_of(stream), run_launch, launch);
-  return g_sticky;
+  return CUDA_SUCCESS;
 }
 
 /* ---- finding functions ---- */
