@@ -26,6 +26,8 @@ STAMP := $(VENV)/.installed
 BIN_VLLM := $(VENV_VLLM)/bin
 STAMP_VLLM := $(VENV_VLLM)/.installed
 SOURCES := kvstored client proto tests $(wildcard bench)
+# The tests start some hundred processes: compiled each time anew they take twice as long.
+unexport PYTHONDONTWRITEBYTECODE
 
 # $(call step,name,command): runs the command and says how long it took.
 define step
