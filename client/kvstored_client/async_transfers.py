@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvstored_client.layers import Range
+from kvstored_client.async_layers import AsyncLoading, AsyncStoring
+from kvstored_client.layers import Came, NotStored, Range
 from kvstored_client.namespace import Namespace
 from kvstored_client.paged import PagedKV
 from kvstored_client.registered import Registered
@@ -58,6 +59,42 @@ class AsyncPagedTransfers(Registered):
         """See `PagedTransfers.store`."""
         terms = Terms(durability, ttl_s, sliding, hint)
         return await self._driver.run(self.store_verb(namespace, hashes, block_ids, parent, wait_s, terms, deadline_s))
+
+    async def start_load(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        block_ids: Any,
+        wait_s: float = 0.0,
+        *,
+        layers: Range | None = None,
+        by_layer: bool = False,
+        deadline_s: float = 0.0,
+    ) -> AsyncLoading:
+        """See `PagedTransfers.start_load`."""
+        how = (layers, by_layer, deadline_s)
+        verb = self.start_load_verb(namespace, hashes, block_ids, wait_s, *how)
+        first, end = self.kv.check_layers(layers)
+        return AsyncLoading(self._driver, await self._driver.data(verb, Came(0, 0)), end - first)
+
+    async def start_store(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        block_ids: Any,
+        parent: bytes = b"",
+        wait_s: float = 0.0,
+        *,
+        durability: Durability | None = None,
+        ttl_s: float = 0.0,
+        sliding: bool = False,
+        deadline_s: float = 0.0,
+        hint: PutHints | None = None,
+    ) -> AsyncStoring:
+        """See `PagedTransfers.start_store`: `async with await transfers.start_store(...) as storing`."""
+        terms = Terms(durability, ttl_s, sliding, hint)
+        verb = self.start_store_verb(namespace, hashes, block_ids, parent, wait_s, terms, deadline_s)
+        return AsyncStoring(self._driver, await self._driver.data(verb, NotStored(len(hashes))), self.kv.layers)
 
     async def close(self) -> None:
         """See `PagedTransfers.close`."""

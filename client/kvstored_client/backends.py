@@ -15,12 +15,12 @@ from kvstored_proto.layout import Indices
 from kvstored_client import device_loads, device_stores, device_verbs, putting, verbs
 from kvstored_client.core import Core
 from kvstored_client.cuda_driver import CudaFailed
-from kvstored_client.device_loads import How
 from kvstored_client.device_stores import Chain
 from kvstored_client.device_verbs import REGISTER_TIMEOUT_S, DeviceMemory
 from kvstored_client.effects import CONNECT, Verb
 from kvstored_client.errors import FAILED_PRECONDITION, KVStoredClientError, Refused
 from kvstored_client.keys import Packed
+from kvstored_client.layers import How
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import Outcome, PutResult
 from kvstored_client.slots import BYTES_PER_BLOCK

@@ -14,6 +14,7 @@ from kvstored_client.device_verbs import (
     LAYERS,
     DeviceMemory,
     give_up,
+    hurrying,
     layers_told,
     number_of,
     packed_ids,
@@ -21,24 +22,18 @@ from kvstored_client.device_verbs import (
 from kvstored_client.effects import CONNECT, Verb, finish
 from kvstored_client.errors import FAILED_PRECONDITION, KVStoredClientError, Refused
 from kvstored_client.keys import Packed
+from kvstored_client.layers import How
 from kvstored_client.namespace import Namespace
 from kvstored_client.paged import PagedKV
 from kvstored_client.verbs import leading, milliseconds, namespace_ids
 
 
 @dataclass(frozen=True, slots=True)
-class How:
-    """Of a load: which layers (a range; None: all), whether each is told when it is in place, and until when."""
-
-    layers: tuple[int, int] | None = None
-    by_layer: bool = False
-    deadline_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Started:
-    """A load that was asked for, and where it is told that it has ended."""
+    """A load that was asked for, and where it is told that it has ended: see `layers.LoadBegun`."""
 
+    core: Core
+    memory: DeviceMemory
     connection: Connection
     ticket: Ticket
     transfer_id: int
@@ -46,6 +41,7 @@ class Started:
     layers_word: int
     blocks: int
     block_bytes: int
+    wait_s: float
 
     def ended(self) -> bool:
         """Whether no copy of it runs any more: a look into memory, no system call while it runs."""
@@ -61,6 +57,24 @@ class Started:
         """How many blocks it brings, and how many layers of them are in place."""
         return layers_told(self.connection, self.layers_word, self.transfer_id)
 
+    def finish(self) -> Verb[int]:
+        """How many leading blocks were copied; waits for the end."""
+        core, connection = self.core, self.connection
+        hurry = hurrying(connection, self.transfer_id)
+        try:
+            reply = yield from finish(connection, self.ticket, pb.LoadReply, core.timeout_s(self.wait_s), hurry)
+        except KVStoredClientError as error:
+            yield from give_up(connection, self.transfer_id, error)
+            raise
+        self.give_back_words()
+        core.stats.blocks_delivered += reply.blocks
+        core.stats.bytes_delivered += reply.blocks * self.block_bytes
+        core.stats.throttled += reply.next == pb.OUTCOME_THROTTLED
+        if reply.error:
+            core.stats.transfers_failed += 1
+            self.memory.reason = reply.error
+        return reply.blocks
+
     def give_back_words(self) -> None:
         """The daemon writes to them no more."""
         page = self.connection.page
@@ -72,7 +86,7 @@ class Started:
 def start_load(
     core: Core, memory: DeviceMemory, namespace: Namespace, hashes: Packed, ids: Indices, wait_s: float, how: How
 ) -> Verb[Started]:
-    """Ask for a load, of as many leading blocks as one call carries; `finish_load` must follow."""
+    """Ask for a load, of as many leading blocks as one call carries; its `finish` must follow."""
     connection = yield CONNECT
     if how != How() and LAYERS not in connection.opened.features:
         raise Refused(FAILED_PRECONDITION, "the daemon knows neither layers nor deadlines: update it")
@@ -97,6 +111,8 @@ def start_load(
         request.first_layer, request.layers = first, end - first
     ticket = connection.start(pb.OPERATION_LOAD, request)
     return Started(
+        core,
+        memory,
         connection,
         ticket,
         request.transfer_id,
@@ -104,6 +120,7 @@ def start_load(
         request.layers_word,
         part.length,
         _layer_bytes(memory.kv, first, end) * ids.shape[1],
+        wait_s,
     )
 
 
@@ -113,23 +130,6 @@ def _layer_bytes(kv: PagedKV, first: int, end: int) -> int:
         return kv.block_bytes
     counts = kv.layer_fragments
     return int(kv.layout.sizes[sum(counts[:first]) : sum(counts[:end])].sum())
-
-
-def finish_load(core: Core, memory: DeviceMemory, started: Started, wait_s: float) -> Verb[int]:
-    """How many leading blocks were copied; waits for the end."""
-    try:
-        reply = yield from finish(started.connection, started.ticket, pb.LoadReply, core.timeout_s(wait_s))
-    except KVStoredClientError as error:
-        yield from give_up(started.connection, started.transfer_id, error)
-        raise
-    started.give_back_words()
-    core.stats.blocks_delivered += reply.blocks
-    core.stats.bytes_delivered += reply.blocks * started.block_bytes
-    core.stats.throttled += reply.next == pb.OUTCOME_THROTTLED
-    if reply.error:
-        core.stats.transfers_failed += 1
-        memory.reason = reply.error
-    return reply.blocks
 
 
 def load(
@@ -143,7 +143,7 @@ def load(
         if delivered and how.deadline_s:
             how = replace(how, deadline_s=max(0.001, deadline_s - time.monotonic()))
         started = yield from start_load(core, memory, namespace, rest, ids[delivered:], wait_s, how)
-        came = yield from finish_load(core, memory, started, wait_s)
+        came = yield from started.finish()
         delivered += came
         if came < started.blocks:
             break

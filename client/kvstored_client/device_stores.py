@@ -16,6 +16,7 @@ from kvstored_client.device_verbs import (
     LAYERS,
     DeviceMemory,
     give_up,
+    hurrying,
     layers_told,
     number_of,
     packed_ids,
@@ -95,6 +96,15 @@ def _count(core: Core, memory: DeviceMemory, chain: Chain, reply: pb.StoreReply)
     return count
 
 
+def _reply(core: Core, connection: Connection, ticket: Ticket, transfer_id: int, limit_s: float) -> Verb[pb.StoreReply]:
+    """Wait for the end; where that is given up, until no copy runs any more."""
+    try:
+        return (yield from finish(connection, ticket, pb.StoreReply, limit_s, hurrying(connection, transfer_id)))
+    except KVStoredClientError as error:
+        yield from give_up(connection, transfer_id, error)
+        raise
+
+
 def store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float, limit_s: float) -> Verb[PutResult]:
     """Store the engine's blocks, throttled ones again while `wait_s` lasts; what was stored before a failure counts.
 
@@ -109,12 +119,8 @@ def store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float, limit_s
             connection = yield CONNECT
             left_s = deadline_s - time.monotonic()
             request, count = yield from _request(core, memory, connection, chain, start, left_s, limit_s)
-            answer_s = _answer_s(core, chain, wait_s)
-            try:
-                reply = yield from call(connection, pb.OPERATION_STORE, request, pb.StoreReply, answer_s)
-            except KVStoredClientError as error:
-                yield from give_up(connection, request.transfer_id, error)
-                raise
+            ticket = connection.start(pb.OPERATION_STORE, request)
+            reply = yield from _reply(core, connection, ticket, request.transfer_id, _answer_s(core, chain, wait_s))
             final[start : start + count] = outcomes(reply.outcomes)[:count]
             written += _count(core, memory, chain, reply)
             if reply.error:
@@ -137,12 +143,16 @@ def store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float, limit_s
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A store by layers that was asked for."""
+    """A store by layers that was asked for: see `layers.StoreBegun`."""
 
+    core: Core
+    memory: DeviceMemory
+    chain: Chain
     connection: Connection
     ticket: Ticket
     transfer_id: int
     layers_word: int
+    wait_s: float
 
     def ready(self, layers: int) -> None:
         """Say that so many layers may be copied: a message that nobody waits for."""
@@ -154,9 +164,31 @@ class Started:
         """How many blocks are copied, and how many layers of them are."""
         return layers_told(self.connection, self.layers_word, self.transfer_id)
 
+    def finish(self, *, cancel: bool) -> Verb[PutResult]:
+        """Its result, once nothing of it runs any more; `cancel` ends it before all layers are copied."""
+        core, connection, chain = self.core, self.connection, self.chain
+        final, written = [Outcome.MISS] * chain.hashes.length, 0
+        failure: KVStoredClientError | None = None
+        try:
+            if cancel:
+                request = pb.CancelTransferRequest(transfer_id=self.transfer_id)
+                operation = pb.OPERATION_CANCEL_TRANSFER
+                yield from call(connection, operation, request, pb.CancelTransferReply, CANCEL_TIMEOUT_S)
+            limit_s = _answer_s(core, chain, self.wait_s)
+            reply = yield from _reply(core, connection, self.ticket, self.transfer_id, limit_s)
+            if connection.page is not None:
+                connection.page.give_back_word(self.layers_word)
+            found = outcomes(reply.outcomes)
+            final[: len(found)] = found
+            written = _count(core, self.memory, chain, reply)
+        except KVStoredClientError as error:
+            core.failed_open(error)
+            failure = error
+        return PutResult.of(final, written, durable=chain.durable, error=failure)
+
 
 def start_store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float, limit_s: float) -> Verb[Started]:
-    """Ask for a store of as many leading blocks as one call carries; `finish_store` must follow."""
+    """Ask for a store of as many leading blocks as one call carries; its `finish` must follow."""
     connection = yield CONNECT
     if LAYERS not in connection.opened.features:
         raise Refused(FAILED_PRECONDITION, "the daemon does not know layers: update it")
@@ -164,30 +196,5 @@ def start_store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float, l
     request.by_layers = True
     request.layers_word = connection.page.take_word() if connection.page is not None else 0
     ticket = connection.start(pb.OPERATION_STORE, request)
-    return Started(connection, ticket, request.transfer_id, request.layers_word)
-
-
-def finish_store(
-    core: Core, memory: DeviceMemory, chain: Chain, started: Started, wait_s: float, *, cancel: bool
-) -> Verb[PutResult]:
-    """Its result, once nothing of it runs any more; `cancel` ends it before all layers are copied."""
-    connection, final, written = started.connection, [Outcome.MISS] * chain.hashes.length, 0
-    failure: KVStoredClientError | None = None
-    try:
-        if cancel:
-            request = pb.CancelTransferRequest(transfer_id=started.transfer_id)
-            yield from call(connection, pb.OPERATION_CANCEL_TRANSFER, request, pb.CancelTransferReply, CANCEL_TIMEOUT_S)
-        try:
-            reply = yield from finish(connection, started.ticket, pb.StoreReply, _answer_s(core, chain, wait_s))
-        except KVStoredClientError as error:
-            yield from give_up(connection, started.transfer_id, error)
-            raise
-        if connection.page is not None:
-            connection.page.give_back_word(started.layers_word)
-        found = outcomes(reply.outcomes)
-        final[: len(found)] = found
-        written = _count(core, memory, chain, reply)
-    except KVStoredClientError as error:
-        core.failed_open(error)
-        failure = error
-    return PutResult.of(final, written, durable=chain.durable, error=failure)
+    told = (request.transfer_id, request.layers_word)
+    return Started(core, memory, chain, connection, ticket, *told, wait_s)

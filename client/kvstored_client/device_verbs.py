@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -159,6 +160,12 @@ def layers_told(connection: Connection, word: int, transfer_id: int) -> tuple[in
 def packed_ids(ids: Indices) -> bytes:
     """Block ids as they travel."""
     return ids.astype("<u4").tobytes()
+
+
+def hurrying(connection: Connection, transfer_id: int) -> Callable[[], None]:
+    """Asks the daemon to end a transfer soon, for `effects.Finish`."""
+    request = pb.CancelTransferRequest(transfer_id=transfer_id)
+    return partial(connection.post, pb.OPERATION_CANCEL_TRANSFER, request)
 
 
 def give_up(connection: Connection, transfer_id: int, error: KVStoredClientError) -> Verb[None]:

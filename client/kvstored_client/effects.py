@@ -32,6 +32,9 @@ class Finish:
     connection: Connection
     ticket: Ticket
     timeout_s: float
+    # Where the daemon uses the caller's memory until it has answered: asks for that to be soon. Who is cancelled
+    # meanwhile calls it, and waits all the same.
+    hurry: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,15 @@ Verb = Generator[Effect, Any, T]
 CONNECT = Connect()
 
 
-def finish(connection: Connection, ticket: Ticket, reply_type: type[R], timeout_s: float) -> Verb[R]:
+def finish(
+    connection: Connection,
+    ticket: Ticket,
+    reply_type: type[R],
+    timeout_s: float,
+    hurry: Callable[[], None] | None = None,
+) -> Verb[R]:
     """Wait for a reply and parse it."""
-    body = yield Finish(connection, ticket, timeout_s)
+    body = yield Finish(connection, ticket, timeout_s, hurry)
     try:
         return reply_type.FromString(body)
     except DecodeError:

@@ -7,8 +7,10 @@ would swallow the descriptors that come beside the bytes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from kvstored_client.connection import Connection, Ticket
@@ -18,6 +20,7 @@ from kvstored_client.errors import KVStoredClientError, Timeout, Unavailable
 
 T = TypeVar("T")
 INLINE_WORK_BYTES: Final = 128 << 10  # less is done faster than a thread is woken
+HURRIED_MAX_S: Final = 30.0  # for an answer that was asked for sooner: a daemon kills what hangs in less
 
 
 class LoopConnection(Connection):
@@ -180,11 +183,24 @@ class LoopDriver:
             return self.core.current() or await self.connect()
         return await asyncio.sleep(effect.seconds)
 
+    async def _hurried(self, waiting: Coroutine[Any, Any, bytes], effect: Finish) -> bytes:
+        """Wait; who is cancelled says so to the daemon, and comes back when it uses the caller's memory no more."""
+        ticket, connection = effect.ticket, effect.connection
+        assert isinstance(connection, LoopConnection)
+        try:
+            return await _to_its_end(asyncio.create_task(waiting), effect.hurry)
+        except asyncio.CancelledError:
+            if not ticket.done:  # it takes longer than the call may
+                with contextlib.suppress(KVStoredClientError):
+                    await _to_its_end(asyncio.create_task(connection.result(ticket, HURRIED_MAX_S)))
+            raise
+
     async def _finish(self, effect: Finish) -> bytes:
         connection = effect.connection
         assert isinstance(connection, LoopConnection)
+        waiting = connection.result(effect.ticket, effect.timeout_s)
         try:
-            body = await connection.result(effect.ticket, effect.timeout_s)
+            body = await (waiting if effect.hurry is None else self._hurried(waiting, effect))
         except Timeout:
             connection.abandon(effect.ticket)
             self.core.timed_out(connection)
@@ -197,13 +213,19 @@ class LoopDriver:
 
 
 async def _in_thread(work: Work) -> Any:
-    """Run it in a thread and, cancelled or not, come back only when it has ended: it uses what the verb holds."""
-    running = asyncio.get_running_loop().run_in_executor(None, work.action)
+    """Run it in a thread; it uses what the verb holds."""
+    return await _to_its_end(asyncio.get_running_loop().run_in_executor(None, work.action))
+
+
+async def _to_its_end(running: asyncio.Future[T], hurry: Callable[[], None] | None = None) -> T:
+    """Wait and, cancelled or not, come back only when it has ended. Who is cancelled calls `hurry`."""
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:
             await asyncio.shield(running)
         except asyncio.CancelledError as error:
+            if cancelled is None and hurry is not None:
+                hurry()
             cancelled = error
         except Exception:
             break  # its own: raised by `result` below

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from kvstored_proto.layout import Indices
+
 from kvstored_client import requests
 from kvstored_client.core import Core
-from kvstored_client.effects import Verb
+from kvstored_client.effects import CONNECT, Verb
+from kvstored_client.errors import KVStoredClientError
 from kvstored_client.keys import pack
-from kvstored_client.layers import Range
+from kvstored_client.layer_loads import LayerCopies
+from kvstored_client.layers import Came, How, LoadBegun, NotStored, Range, StoreBegun
 from kvstored_client.namespace import Namespace
 from kvstored_client.paged import CPU, PagedKV
-from kvstored_client.results import PutResult
+from kvstored_client.results import Outcome, PutResult
 from kvstored_client.terms import Terms
 
 if TYPE_CHECKING:
@@ -72,12 +76,59 @@ class Registered:
         if self._device is None or not len(hashes):
             wait_s = min(wait_s, deadline_s) if deadline_s else wait_s
             return requests.get_into(self._core, namespace, hashes, self.kv.at(block_ids, layers), wait_s, 0)
-        from kvstored_client import backends, device_loads
+        from kvstored_client import backends
 
         self.kv.check_layers(layers)
-        how = device_loads.How(layers, deadline_s=deadline_s)
+        how = How(layers, deadline_s=deadline_s)
         ids = self.kv.layout.check_ids(block_ids, len(hashes))
         return backends.load(self._core, self._device, requests.one(namespace), pack(hashes), ids, wait_s, how)
+
+    def start_load_verb(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        block_ids: Any,
+        wait_s: float,
+        layers: Range | None,
+        by_layer: bool,
+        deadline_s: float,
+    ) -> Verb[LoadBegun]:
+        """For `start_load`; errors as of `load_verb`."""
+        self._check()
+        first, end = self.kv.check_layers(layers)
+        if not len(hashes):
+            return came(0, end - first)
+        ids = self.kv.layout.check_ids(block_ids, len(hashes))
+        how = How(layers, by_layer, deadline_s)
+        return self._start_load(requests.one(namespace), hashes, ids, wait_s, how, (first, end))
+
+    def _start_load(
+        self, namespace: Namespace, hashes: Sequence[bytes], ids: Indices, wait_s: float, how: How, layers: Range
+    ) -> Verb[LoadBegun]:
+        if (yield from self._by_daemon()):
+            from kvstored_client import device_loads
+
+            memory = self._device
+            assert memory is not None, "the daemon copies a GPU's memory only"
+            return (yield from device_loads.start_load(self._core, memory, namespace, pack(hashes), ids, wait_s, how))
+        connection = yield CONNECT
+        if not how.by_layer or connection.carrier is not None:
+            blocks = yield from self.load_verb(namespace, hashes, ids, wait_s, how.layers, how.deadline_s)
+            return Came(blocks, layers[1] - layers[0])
+        held = yield from requests.get(self._core, namespace, hashes, wait_s)
+        if not len(held):
+            return Came(0, 0)
+        copies = LayerCopies(held, self.kv, ids[: len(held)], layers)
+        yield from copies.begin()
+        return copies
+
+    def _by_daemon(self) -> Verb[bool]:
+        """Whether the daemon copies. Raises Refused where nobody can."""
+        if self._device is None:
+            return False
+        from kvstored_client import backends
+
+        return (yield from backends.opened(self._core, self._device))
 
     def store_verb(
         self,
@@ -97,6 +148,35 @@ class Registered:
 
         chain = self.chain(namespace, hashes, block_ids, parent, terms)
         return backends.store(self._core, self._device, chain, wait_s, deadline_s)
+
+    def start_store_verb(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        block_ids: Any,
+        parent: bytes,
+        wait_s: float,
+        terms: Terms,
+        deadline_s: float = 0.0,
+    ) -> Verb[StoreBegun]:
+        """For `start_store`; errors as of `load_verb`."""
+        whole = self.store_verb(namespace, hashes, block_ids, parent, wait_s, terms, deadline_s)
+        if self._device is None or not len(hashes):
+            return at_the_end(whole, len(hashes))
+        return self._start_store(self.chain(namespace, hashes, block_ids, parent, terms), whole, wait_s, deadline_s)
+
+    def _start_store(self, chain: Chain, whole: Verb[PutResult], wait_s: float, deadline_s: float) -> Verb[StoreBegun]:
+        from kvstored_client import device_stores
+
+        memory, count = self._device, chain.hashes.length
+        assert memory is not None, "else it is `at_the_end`"
+        try:
+            if (yield from self._by_daemon()):
+                return (yield from device_stores.start_store(self._core, memory, chain, wait_s, deadline_s))
+        except KVStoredClientError as error:
+            self._core.failed_open(error)
+            return NotStored(count, error)
+        return AtTheEnd(whole, count)
 
     def chain(
         self, namespace: Namespace, hashes: Sequence[bytes], block_ids: Any, parent: bytes, terms: Terms
@@ -128,3 +208,35 @@ class Registered:
     def _check(self) -> None:
         if self._closed:
             raise RuntimeError("this memory is not registered any more")
+
+
+class AtTheEnd:
+    """A store by layers that is done as a whole, when all of them are ready; see `layers.StoreBegun`."""
+
+    def __init__(self, whole: Verb[PutResult], count: int) -> None:
+        self._whole, self._count = whole, count
+
+    def ready(self, layers: int) -> None:
+        """See `StoreBegun`."""
+
+    def copied(self) -> Range:
+        """See `StoreBegun`."""
+        return 0, 0
+
+    def finish(self, *, cancel: bool) -> Verb[PutResult]:
+        """See `StoreBegun`."""
+        if cancel:
+            return PutResult.of([Outcome.MISS] * self._count, 0)
+        return (yield from self._whole)
+
+
+def came(blocks: int, layers: int) -> Verb[LoadBegun]:
+    """No question."""
+    return Came(blocks, layers)
+    yield  # makes this a generator
+
+
+def at_the_end(whole: Verb[PutResult], count: int) -> Verb[StoreBegun]:
+    """No question before the end."""
+    return AtTheEnd(whole, count)
+    yield  # makes this a generator

@@ -11,18 +11,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from kvstored_client import requests
 from kvstored_client.blocks import Blocks
-from kvstored_client.keys import pack
-from kvstored_client.layers import DeviceLoading, Ended, LayerCopies, Loading, Range, Storing
+from kvstored_client.layers import Came, Loading, NotStored, Range, Storing
 from kvstored_client.namespace import Namespace
 from kvstored_client.paged import PagedKV
 from kvstored_client.registered import Registered
-from kvstored_client.results import Outcome, PutResult
+from kvstored_client.results import PutResult
 from kvstored_client.terms import Durability, PutHints, Terms
 
 if TYPE_CHECKING:
@@ -87,45 +84,10 @@ class PagedTransfers(Registered):
         layers are in place. Of more hashes than a call carries the leading ones are loaded. By `shm` it has ended when
         this returns, or with `by_layer` its first layer is in place, and a thread copies the others.
         """
-        self._check()
+        how = (layers, by_layer, deadline_s)
+        verb = self.start_load_verb(namespace, hashes, block_ids, wait_s, *how)
         first, end = self.kv.check_layers(layers)
-        by_daemon = self._by_daemon() if len(hashes) else False
-        if by_daemon is None:
-            return Ended(0, 0)
-        if not by_daemon:
-            if not by_layer or not len(hashes) or self._remote:
-                came = self.load(namespace, hashes, block_ids, wait_s, layers=layers, deadline_s=deadline_s)
-                return Ended(came, end - first)
-            return self._layer_copies(namespace, hashes, block_ids, wait_s, (first, end))
-        from kvstored_client import device_loads
-
-        memory = self._device
-        assert memory is not None, "the daemon copies a GPU's memory only"
-        how = device_loads.How(layers, by_layer, deadline_s)
-        ids = self.kv.layout.check_ids(block_ids, len(hashes))
-        started = self._driver.data(
-            device_loads.start_load(self._core, memory, requests.one(namespace), pack(hashes), ids, wait_s, how), None
-        )
-        if started is None:
-            return Ended(0, 0)
-        finish = partial(device_loads.finish_load, self._core, memory, started, wait_s)
-        return DeviceLoading(started.ended, started.arrived, lambda: self._driver.data(finish(), 0), end - first)
-
-    def _by_daemon(self) -> bool | None:
-        """Whether the daemon copies; None: nobody can."""
-        if self._device is None:
-            return False
-        from kvstored_client import backends
-
-        return self._driver.data(backends.opened(self._core, self._device), None)
-
-    def _layer_copies(
-        self, namespace: Namespace, hashes: Sequence[bytes], block_ids: Any, wait_s: float, layers: Range
-    ) -> Loading:
-        ids = self.kv.layout.check_ids(block_ids, len(hashes))
-        getting = requests.get(self._core, requests.one(namespace), hashes, wait_s)
-        blocks = self._driver.data(getting, Blocks(None, [], Outcome.MISS))
-        return LayerCopies(blocks, self.kv, ids[: len(blocks)], layers) if len(blocks) else Ended(0, 0)
+        return Loading(self._driver, self._driver.data(verb, Came(0, 0)), end - first)
 
     def load_held(self, blocks: Blocks, block_ids: Any) -> int:
         """The same with blocks that are held already (`get`, or `attach` of what the scheduler took); `shm` only."""
@@ -173,25 +135,8 @@ class PagedTransfers(Registered):
         copied by `Storing.result`.
         """
         terms = Terms(durability, ttl_s, sliding, hint)
-        self._check()
-        if not len(hashes) or not self._by_daemon():
-            verb = self.store_verb(namespace, hashes, block_ids, parent, wait_s, terms)
-            nothing = PutResult.of([Outcome.MISS] * len(hashes), 0, durable=False, error=None)
-            run = self._driver.run
-            return Storing(self.kv.layers, lambda _: None, lambda: (0, 0), lambda stop: nothing if stop else run(verb))
-        from kvstored_client import device_stores
-
-        chain, memory, core = self.chain(namespace, hashes, block_ids, parent, terms), self._device, self._core
-        assert memory is not None, "the daemon copies a GPU's memory only"
-        started = self._driver.data(device_stores.start_store(core, memory, chain, wait_s, deadline_s), None)
-        if started is None:
-            refused = PutResult.of([Outcome.MISS] * len(hashes), 0, durable=chain.durable, error=None)
-            return Storing(self.kv.layers, lambda _: None, lambda: (0, 0), lambda _: refused)
-
-        def finish(cancel: bool) -> PutResult:
-            return self._driver.run(device_stores.finish_store(core, memory, chain, started, wait_s, cancel=cancel))
-
-        return Storing(self.kv.layers, started.ready, started.copied, finish)
+        verb = self.start_store_verb(namespace, hashes, block_ids, parent, wait_s, terms, deadline_s)
+        return Storing(self._driver, self._driver.data(verb, NotStored(len(hashes))), self.kv.layers)
 
     def close(self) -> None:
         """End the registration: when this returns nothing copies, and the memory may be freed. Safe to call twice."""

@@ -7,7 +7,7 @@ import time
 import pytest
 from kvstored_client import Outcome
 
-from kvstored.testing.contract_paged import BLOCKS, SHAPES, Make, Shape, arrays_of, hashes_of, stored
+from kvstored.testing.contract_paged import BLOCKS, SHAPES, Make, Shape, arrays_of, blocks_of, hashes_of, stored
 
 
 class LayersContract:
@@ -88,11 +88,20 @@ class LayersContract:
             result = storing.result()
         assert (result.stored, result.outcomes) == (5, [Outcome.HIT] * 5)
         assert storing.result() == result
-        with bench.client.get(bench.namespace, hashes) as blocks:
-            assert [bytes(block) for block in blocks] == [stored(final, 0, i) for i in ids]
+        expected = [stored(final, 0, i) for i in ids]
+        assert blocks_of(bench, hashes, len(expected[0])) == expected
         again = bench.transfers.start_store(bench.namespace, hashes, ids)
         again.ready(4)
         assert again.result().existing == 5, "nothing had to be copied"
+
+    def test_a_store_by_layers_without_a_daemon_says_so(self, transfers: Make) -> None:
+        bench = transfers(arrays_of(SHAPES["mla"], 29), 0)
+        bench.lose_daemon()
+        storing = bench.transfers.start_store(bench.namespace, hashes_of(29, 2), [0, 1])
+        storing.ready(3)
+        assert storing.copied() == (0, 0)
+        result = storing.result()
+        assert (result.stored, result.refused, result.error is None) == (0, 2, False)
 
     def test_a_store_by_layers_that_is_cancelled_stores_nothing(self, transfers: Make) -> None:
         bench = transfers(arrays_of(SHAPES["mla"], 28), 0)

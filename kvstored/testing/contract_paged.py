@@ -34,6 +34,9 @@ class Bench(Protocol):
     def write(self, arrays: Sequence[Array]) -> None:
         """Set the tensors."""
 
+    def lose_daemon(self) -> None:
+        """Let the client whose transfers these are find no daemon any more."""
+
 
 @dataclasses.dataclass
 class Registered:
@@ -56,6 +59,16 @@ class Registered:
         """See `Bench`."""
         for mine, theirs in zip(self.arrays, arrays, strict=True):
             mine[:] = theirs
+
+    def lose_daemon(self) -> None:
+        """See `Bench`."""
+        lose_daemon(self.client)
+
+
+def lose_daemon(client: Any) -> None:
+    """End a client's session; from now on it connects to nobody."""
+    client._driver._drop()
+    client._core.settings = dataclasses.replace(client._core.settings, path="/nonexistent")
 
 
 Make = Callable[..., Any]
@@ -217,10 +230,9 @@ class PagedContract:
 
     def test_without_a_daemon_it_is_a_miss(self, transfers: Make) -> None:
         bench = transfers(arrays_of(SHAPES["mla"], 12), 0)
-        bench.client._driver._drop()
-        core = bench.client._core
-        core.settings = dataclasses.replace(core.settings, path="/nonexistent")
+        bench.lose_daemon()
         assert bench.transfers.load(bench.namespace, hashes_of(12, 2), [0, 1]) == 0
+        assert bench.transfers.start_load(bench.namespace, hashes_of(12, 2), [0, 1]).result() == 0
         assert bench.transfers.store(bench.namespace, hashes_of(12, 2), [0, 1]).refused == 2
 
     def test_nothing_is_held_afterwards(self, transfers: Make) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from kvstored_client import AsyncClient, Client, NamespaceSpec, Outcome, PagedKV
 
+from kvstored.testing.async_bench import InLoopOnDevice, LoopThread
 from kvstored.testing.contract_layers import LayersContract
 from kvstored.testing.contract_paged import SHAPES, PagedContract, arrays_of, hashes_of, stored
 from kvstored.testing.daemon_process import DaemonProcess, status
@@ -44,7 +45,7 @@ class TestShmOfAGpu(PagedContract, LayersContract):
     @pytest.fixture
     def transfers(self, without_driver, driver, request):
         with Client(without_driver.address, staging_bytes=4 << 20, timeout_s=20.0) as client:
-            namespace = client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.name))
+            namespace = client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.nodeid))
             made = []
 
             def make(arrays, axis):
@@ -59,6 +60,31 @@ class TestShmOfAGpu(PagedContract, LayersContract):
                 memory.transfers.close()
                 for array in memory.arrays:
                     array.free()
+
+
+class TestShmOfAGpuInALoop(PagedContract, LayersContract):
+    """The same by `AsyncClient`."""
+
+    @pytest.fixture
+    def transfers(self, without_driver, driver, request):
+        loop, made = LoopThread(), []
+        mover = loop.client(without_driver.address, staging_bytes=4 << 20, timeout_s=20.0)
+        with Client(without_driver.address, timeout_s=20.0) as client:
+            namespace = client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.nodeid))
+
+            def make(arrays, axis):
+                made.append(InLoopOnDevice(loop, mover, client, namespace, arrays_on(driver, arrays), axis))
+                assert made[-1].transfers.ready()
+                assert made[-1].transfers.backend == "shm"
+                return made[-1]
+
+            yield make
+            for memory in made:
+                memory.transfers.close()
+                for array in memory.arrays:
+                    array.free()
+        loop.run(mover.close())
+        loop.close()
 
 
 ENGINE = """

@@ -11,6 +11,7 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 from kvstored_proto.v1 import kvstored_pb2_grpc
 
 from kvstored.rpc.remote_sessions import SESSION_METADATA
+from kvstored.testing.async_bench import InLoopOnDevice, LoopThread
 from kvstored.testing.contract_layers import LayersContract
 from kvstored.testing.contract_paged import (
     BLOCKS,
@@ -47,7 +48,7 @@ def client(daemon):
 class TestCudaIpc(PagedContract, LayersContract):
     @pytest.fixture
     def transfers(self, client, driver, request):
-        namespace = client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.name))
+        namespace = client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.nodeid))
         made = []
 
         def make(arrays, axis):
@@ -60,6 +61,29 @@ class TestCudaIpc(PagedContract, LayersContract):
             memory.transfers.close()
             for array in memory.arrays:
                 array.free()
+
+
+class TestCudaIpcInALoop(PagedContract, LayersContract):
+    """The same by `AsyncClient`."""
+
+    @pytest.fixture
+    def transfers(self, daemon, client, driver, request):
+        namespace = client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.nodeid))
+        loop, made = LoopThread(), []
+        mover = loop.client(daemon.address, timeout_s=20.0, connect_timeout_s=20.0)
+
+        def make(arrays, axis):
+            made.append(InLoopOnDevice(loop, mover, client, namespace, arrays_on(driver, arrays), axis))
+            return made[-1]
+
+        yield make
+        for memory in made:
+            assert memory.transfers.backend == "cuda_ipc"
+            memory.transfers.close()
+            for array in memory.arrays:
+                array.free()
+        loop.run(mover.close())
+        loop.close()
 
 
 class DeviceView:

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from kvstored_client import AsyncClient, Client, NamespaceSpec, Outcome, PagedKV
 
+from kvstored.testing.async_bench import InLoop, LoopThread
+from kvstored.testing.contract_layers import LayersContract
 from kvstored.testing.contract_paged import SHAPES, PagedContract, Registered, arrays_of, hashes_of, stored
 from kvstored.testing.daemon_process import DaemonProcess
 from tests.e2e.raw_client import eventually
@@ -21,10 +23,10 @@ def client(daemon):
         yield made
 
 
-class TestInline(PagedContract):
+class TestInline(PagedContract, LayersContract):
     @pytest.fixture
     def transfers(self, client, request):
-        namespace = client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.name))
+        namespace = client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.nodeid))
         made = []
 
         def make(arrays, axis):
@@ -35,6 +37,21 @@ class TestInline(PagedContract):
         yield make
         for memory in made:
             memory.transfers.close()
+
+
+class TestInlineInALoop(PagedContract, LayersContract):
+    """The same by `AsyncClient`."""
+
+    @pytest.fixture
+    def transfers(self, daemon, client, request):
+        namespace = client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.nodeid))
+        loop = LoopThread()
+        mover = loop.client(f"grpc:{daemon.grpc_target}", timeout_s=20.0, connect_timeout_s=20.0)
+        yield lambda arrays, axis: InLoop(
+            loop, mover, client, namespace, [array.copy(order="K") for array in arrays], axis
+        )
+        loop.run(mover.close())
+        loop.close()
 
 
 def test_blocks_of_several_messages_and_what_is_not_there(client):

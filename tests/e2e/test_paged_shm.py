@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from kvstored_client import AsyncClient, Client, NamespaceSpec, PagedKV
 
+from kvstored.testing.async_bench import InLoop, LoopThread
 from kvstored.testing.contract_layers import LayersContract
 from kvstored.testing.contract_paged import SHAPES, PagedContract, Registered, arrays_of, hashes_of, stored
 from kvstored.testing.daemon_process import DaemonProcess
@@ -25,13 +26,27 @@ def client(daemon):
 
 @pytest.fixture
 def namespace(client, request):
-    return client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.name))
+    return client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.nodeid))
 
 
 class TestSharedMemory(PagedContract, LayersContract):
     @pytest.fixture
     def transfers(self, client, namespace):
         return lambda arrays, axis: Registered(client, namespace, [array.copy(order="K") for array in arrays], axis)
+
+
+class TestSharedMemoryInALoop(PagedContract, LayersContract):
+    """The same by `AsyncClient`."""
+
+    @pytest.fixture
+    def transfers(self, daemon, client, namespace):
+        loop = LoopThread()
+        mover = loop.client(daemon.address, staging_bytes=4 << 20, timeout_s=20.0)
+        yield lambda arrays, axis: InLoop(
+            loop, mover, client, namespace, [array.copy(order="K") for array in arrays], axis
+        )
+        loop.run(mover.close())
+        loop.close()
 
 
 def test_torch_tensors_of_a_type_that_numpy_does_not_know(client, namespace):

@@ -1,0 +1,133 @@
+"""The asyncio client and a device worker on the fake driver: what is cancelled, and what goes on."""
+
+import asyncio
+from functools import partial
+
+import numpy as np
+import pytest
+from kvstored_client import AsyncClient, NamespaceSpec, Outcome, PagedKV
+
+from kvstored.testing.contract_paged import hashes_of
+from kvstored.testing.daemon_process import DaemonProcess
+from kvstored.testing.device_arrays import DeviceArray
+from tests import fakecuda
+
+pytestmark = pytest.mark.skipif(bool(fakecuda.MISSING), reason=fakecuda.MISSING)
+BLOCKS, BLOCK_BYTES = 64, 64 << 10
+HALF = BLOCKS // 2
+
+
+@pytest.fixture(scope="module")
+def slow(driver):
+    """Copies of the worker at 4 MiB/s: half of the blocks take half a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKECUDA_GBPS", "0.004")
+        with DaemonProcess({"dram.capacity_bytes": "128MiB", "gpu.silence_max_s": "15"}) as daemon:
+            yield daemon
+
+
+async def until(look):
+    """Wait until it is so."""
+    async with asyncio.timeout(20.0):
+        while True:
+            if await look():
+                return
+            await asyncio.sleep(0.005)
+
+
+async def copied(storing, layers):
+    return layers == 3 or storing.copied() == (8, layers)
+
+
+class Engine:
+    """A client with registered memory of the device."""
+
+    def __init__(self, driver, daemon, name):
+        self.array = DeviceArray(driver, np.random.default_rng(1).integers(0, 256, (BLOCKS, BLOCK_BYTES), np.uint8))
+        self.client = AsyncClient(daemon.address, timeout_s=20.0)
+        self.namespace = self.client.namespace(NamespaceSpec(model="async", extra=name))
+        self.transfers = self.client.register(PagedKV([self.array]))
+
+    async def __aenter__(self):
+        assert await self.transfers.ready(), self.transfers.reason
+        return self
+
+    async def __aexit__(self, *_):
+        await self.transfers.close()
+        await self.client.close()
+        self.array.free()
+
+    async def stored(self, seed):
+        """Half of the blocks, the last first, or neighbours would be one copy."""
+        hashes = hashes_of(seed, HALF)
+        assert (await self.transfers.store(self.namespace, hashes, range(HALF)[::-1])).stored == HALF
+        return hashes
+
+    async def held(self):
+        counters = (await self.client.status()).counters
+        return counters["held_leases"] + counters["held_reservations"]
+
+    async def under_way(self):
+        """Wait until the daemon holds blocks for a transfer."""
+        await until(self.held)
+
+
+@pytest.fixture
+async def engine(driver, slow, request):
+    async with Engine(driver, slow, request.node.name) as made:
+        yield made
+
+
+@pytest.mark.parametrize("to_device", [True, False])
+async def test_who_is_cancelled_comes_back_when_nothing_copies_any_more(engine, to_device):
+    hashes = await engine.stored(1) if to_device else hashes_of(2, HALF)
+    verb = engine.transfers.load if to_device else engine.transfers.store
+    moving = asyncio.create_task(verb(engine.namespace, hashes, range(HALF, BLOCKS)))
+    await engine.under_way()
+    moving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await moving
+    before = engine.array.read().copy()
+    assert not await engine.held(), "nothing reads or writes the blocks"
+    await asyncio.sleep(0.2)
+    assert (engine.array.read() == before).all()
+    if not to_device:
+        assert await engine.client.contains(engine.namespace, hashes) == [Outcome.MISS] * HALF
+
+
+async def test_who_is_cancelled_while_it_waits_for_a_load_may_ask_again(engine):
+    hashes = await engine.stored(3)
+    loading = await engine.transfers.start_load(engine.namespace, hashes, range(HALF, BLOCKS))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(loading.result(), 0.05)
+    assert not loading.done(), "the load goes on"
+    assert await loading.result() == HALF
+    assert (engine.array.read()[HALF:] == engine.array.read()[:HALF][::-1]).all()
+
+
+async def test_an_engine_computes_while_layers_come_and_go(engine, driver):
+    """Of two memories of one session, one loads while the other stores."""
+    layers = [DeviceArray(driver, np.full((BLOCKS, 4096), value, np.uint8)) for value in (1, 2, 3)]
+    transfers, hashes = engine.client.register(PagedKV(layers)), hashes_of(4, 8)
+    async with await transfers.start_store(engine.namespace, hashes, range(8)) as storing:
+        with pytest.raises(RuntimeError, match="0 of 3 layers"):
+            await storing.result()
+        for layer in (1, 2, 3):
+            storing.ready(layer)
+            await until(partial(copied, storing, layer))
+        assert (await storing.result()).stored == 8
+        assert (await storing.cancel()).stored == 8, "it is over"
+    loading = await transfers.start_load(engine.namespace, hashes, range(8, 16), by_layer=True)
+    assert await loading.result() == 8
+    assert loading.arrived() == (8, 3)
+    assert [int(layer.read()[15, 0]) for layer in layers] == [1, 2, 3]
+    storing = await transfers.start_store(engine.namespace, hashes_of(5, 8), range(8))
+    storing.ready(2)
+    with pytest.raises(ZeroDivisionError):
+        async with storing:
+            raise ZeroDivisionError
+    assert await engine.client.contains(engine.namespace, hashes_of(5, 8)) == [Outcome.MISS] * 8
+    assert not await engine.held()
+    await transfers.close()
+    for layer in layers:
+        layer.free()
