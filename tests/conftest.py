@@ -1,8 +1,18 @@
 """What every test starts from."""
 
 import logging
+import os
 
 import pytest
+
+# What a shell or a build says of colours, widths, daemons and drivers is about others than those of the tests.
+KEPT = {"KVSTORED_TRACES", "KVSTORED_SYSTEMD_ROOT"}
+STRAY = ("KVSTORED_", "FAKECUDA_", "CLICOLOR", "LISTEN_", "WATCHDOG_")
+STRAY_NAMES = {"COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"}
+STRAY_NAMES |= {"NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY"}
+for _name in [name for name in os.environ if name.startswith(STRAY) or name in STRAY_NAMES]:
+    if _name not in KEPT:
+        del os.environ[_name]
 
 try:
     from hypothesis import HealthCheck, settings
