@@ -11,6 +11,7 @@ from kvstored.keys import Namespace
 from kvstored.testing.keeping import MemoryKeeper
 from kvstored.tiers.dram import DramConfig, DramTier
 from kvstored.tiers.slots import RECORD_BYTES
+from tests.descriptors import descriptors
 
 KIB, MIB = 1 << 10, 1 << 20
 DIGEST, CONTENT = b"d" * 16, b"c" * 16
@@ -256,10 +257,10 @@ async def test_a_larger_segment_size_has_effect_though_the_memory_was_full(keepe
 
 async def test_more_segments_than_descriptors_are_a_wrong_setting_that_says_what_helps(keeper, monkeypatch):
     monkeypatch.setattr("kvstored.tiers.provision.descriptors_max", lambda: 75)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(ConfigError, match=r"4 segments need 76 .* may have 75: .*LimitNOFILE.*segment_bytes"):
         await DramTier(config(), keeper).open()
-    assert len(os.listdir("/proc/self/fd")) - before == len(keeper.held)
+    assert descriptors() - before == len(keeper.held)
     monkeypatch.setattr("kvstored.tiers.provision.descriptors_max", lambda: 76)
     async with opened(keeper):
         pass
@@ -269,19 +270,19 @@ async def test_memory_that_must_be_locked_and_is_not_is_fatal_after_a_restart_to
     async with opened(keeper) as tier:
         put(tier, ["a"])
     monkeypatch.setattr("kvstored.device.memory.Mapping.lock", lambda self: False)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(ConfigError, match="LimitMEMLOCK"):
         await DramTier(config(lock="require"), keeper).open()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 async def test_closing_leaves_no_descriptor_behind(keeper):
     async with opened(keeper) as tier:
         put(tier, ["a"])
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     async with opened(keeper):
         pass
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 async def test_every_start_is_counted(keeper):

@@ -13,6 +13,8 @@ from kvstored_client import buffers as memory
 from kvstored_client.verbs import milliseconds
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
+from tests.descriptors import descriptors
+
 SPEC = NamespaceSpec(model="m", block_tokens=4)
 HASHES = [bytes([i]) * 32 for i in range(1, 9)]
 BLOCKS = [bytes([i]) * 1000 for i in range(1, 9)]
@@ -632,15 +634,14 @@ def test_closing_ends_the_session_and_is_safe_to_repeat(client, namespace, daemo
 
 
 def test_a_closed_client_leaves_no_descriptor_and_no_memory_behind(daemon):
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     client = Client(daemon.address)
     namespace = client.namespace(SPEC)
     client.put(namespace, HASHES[:1], BLOCKS[:1])
     client.get_into(namespace, HASHES[:1], bytearray(1000))
     client.close()
     daemon.hang_up()
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 # ---- threads and forks ----

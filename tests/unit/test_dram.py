@@ -1,5 +1,4 @@
 import asyncio
-import gc
 import mmap
 import os
 import random
@@ -16,6 +15,7 @@ from kvstored.errors import ConfigError, DeviceError
 from kvstored.tiers import provision
 from kvstored.tiers.dram import DramConfig, DramTier
 from kvstored.tiers.provision import segment_sizes
+from tests.descriptors import descriptors
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -85,12 +85,12 @@ async def test_what_is_required_and_refused_is_fatal_and_names_setting_and_remed
     monkeypatch.setattr(Mapping, "_map_reserved_pages", lambda self, name: False)
     monkeypatch.setattr(memory, "_transparent_pages_allowed", lambda: False)
     monkeypatch.setattr(Mapping, "_collapse", lambda self, size: False)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(ConfigError, match=r"dram\.require_lock.*LimitMEMLOCK"):
         await DramTier(DramConfig(MIB, 256 * KIB, lock="require")).open()
     with pytest.raises(ConfigError, match=r"dram\.require_huge_pages.*nr_hugepages"):
         await DramTier(DramConfig(4 * MIB, 2 * MIB, huge_pages="require")).open()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 async def test_what_is_wished_and_refused_is_a_warning(monkeypatch):
@@ -334,23 +334,22 @@ async def test_memory_that_cannot_be_had_again_stays_retired_and_is_told(monkeyp
         assert "262144 bytes are lost" in tier.warnings[0]
 
 
-def tier_is_mapped():
-    return "memfd:kvstored" in Path("/proc/self/maps").read_text()
+def mapped_segments():
+    return Path("/proc/self/maps").read_text().count("memfd:kvstored")
 
 
 async def test_closing_leaves_no_descriptor_and_no_mapping():
-    gc.collect()  # what earlier tests left closes its descriptors now, not meanwhile
-    before = len(os.listdir("/proc/self/fd"))
+    before, mappings = descriptors(), mapped_segments()
     async with opened() as tier:
         segment_id, fd = await retired_segment(tier, exposed=True)
         os.close(fd)
         tier.allocate("a", 4096, 100)
-        assert tier_is_mapped()
+        assert mapped_segments() > mappings
         disposing = asyncio.create_task(tier.dispose(segment_id))
         await asyncio.sleep(0)
     await disposing
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert not tier_is_mapped()
+    assert descriptors() == before
+    assert mapped_segments() == mappings
 
 
 # ---- account ----

@@ -12,6 +12,7 @@ from kvstored.device.handles import OpenFiles
 from kvstored.errors import DeviceError
 from kvstored.testing.faulty import FakeDevice, Faults
 from kvstored.testing.simulated_device import SimulatedDevice
+from tests.descriptors import descriptors
 
 
 @pytest.fixture
@@ -108,10 +109,6 @@ def test_replacing_a_file_leaves_nothing_else_behind(device, tmp_path):
 # --- open files ---
 
 
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_idle_files_are_closed_beyond_the_limit(device, tmp_path):
     files = OpenFiles(device, direct=False, limit=3)
     before = descriptors()
@@ -141,7 +138,7 @@ def test_threads_share_one_descriptor_of_a_file(device, tmp_path):
 
     def use():
         with files.use(tmp_path / "a") as file:
-            barrier.wait(10)
+            barrier.wait(60)
             seen.append(file.descriptor)
 
     threads = [threading.Thread(target=use) for _ in range(4)]
