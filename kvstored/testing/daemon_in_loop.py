@@ -11,6 +11,7 @@ from typing import Any
 
 from kvstored.config.config import Config
 from kvstored.daemon.daemon import Daemon
+from kvstored.testing.waiting import PATIENCE_S
 
 MIB = 1 << 20
 POLL_S = 0.01
@@ -72,7 +73,7 @@ def check_nothing_held(daemon: Daemon) -> None:
         assert used == stored, f"{used} bytes of slots for {stored} bytes of blocks"
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     """Wait until a condition holds that nothing signals. Raises TimeoutError."""
     for _ in range(int(timeout_s / POLL_S)):
         if condition():

@@ -32,6 +32,7 @@ from kvstored.store.store import Store
 from kvstored.store.writes import Reserved
 from kvstored.tenancy.tenants import Tenants
 from kvstored.testing.memory_tier import MemoryTier
+from kvstored.testing.waiting import PATIENCE_S, until
 from kvstored.tiers.dram import DramConfig, DramTier
 from kvstored.tiers.epochs import Epochs
 from kvstored.tiers.staging import StagingPool
@@ -95,7 +96,7 @@ class Node:
             history=history,
             clock=self.clock,
             counters=self.counters,
-            limits=limits or Limits(STAGING_BYTES, 64, 16, blocks * BLOCK_BYTES, 5.0, 5.0),
+            limits=limits or Limits(STAGING_BYTES, 64, 16, blocks * BLOCK_BYTES, PATIENCE_S, PATIENCE_S),
             copiers=self._copiers,
             copy_threads=2,
             stats=defaultdict(TenantStats),
@@ -207,8 +208,8 @@ class Node:
     async def put_below(self, session: Session, space: Space, hashes: Sequence[bytes]) -> None:
         """Store blocks and make them leave DRAM, which holds nothing else of the space."""
         assert self.parts.below is not None, "made with a lower tier"
-        await self.put(session, space, hashes, wait_s=5)
-        await self.parts.below.mover.flush(5)
+        await self.put(session, space, hashes, wait_s=PATIENCE_S)
+        await self.parts.below.mover.flush(PATIENCE_S)
         await self.settle()
         self.parts.room.evict([entry for entry in list(space.entries.values()) if not entry.holds], "test")
         assert not space.entries, "all of them are below"
@@ -225,12 +226,12 @@ class Node:
 
     async def settle(self) -> None:
         """Let tasks that are ready run, until the mover and the promoter are idle."""
-        for _ in range(1000):
-            await asyncio.sleep(0)
-            below = self.parts.below
-            if below is None or (below.mover.idle and not below.promoter.queued_blocks + below.promoter.inflight_bytes):
-                return
-        raise AssertionError("not idle after 1000 turns")
+        await asyncio.sleep(0)
+        await until(self._idle)
+
+    def _idle(self) -> bool:
+        below = self.parts.below
+        return below is None or (below.mover.idle and not below.promoter.queued_blocks + below.promoter.inflight_bytes)
 
     def audit(self) -> None:
         """With no session left: nothing is held, the account balances, no record is pinned."""

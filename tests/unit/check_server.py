@@ -12,7 +12,7 @@ import sys
 
 import msgspec
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 class CheckServer:

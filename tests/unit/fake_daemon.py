@@ -49,8 +49,8 @@ class Peer:
         self.staging = b""
         self.segment_sent = False
         self.thread = threading.Thread(target=self.serve, daemon=True)
-        daemon.peers.append(self)
         self.thread.start()
+        daemon.peers.append(self)  # whoever hangs up waits for threads that have begun
 
     def serve(self):
         reader = frames.FrameReader()
@@ -80,7 +80,7 @@ class Peer:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
-        self.thread.join(5)
+        self.thread.join(60)
         self.sock.close()
 
 
@@ -140,7 +140,7 @@ class FakeDaemon:
 
     def stop(self):
         self.listener.shutdown(socket.SHUT_RDWR)
-        self.accepting.join(5)
+        self.accepting.join(60)
         self.listener.close()
         os.unlink(self.path)
         self.hang_up()

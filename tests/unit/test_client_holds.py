@@ -84,7 +84,7 @@ def test_a_lease_that_was_handed_over_is_not_asked_for(old):
 
 def test_with_a_daemon_that_knows_nothing_of_it_views_are_invalid_after_a_reconnect(tmp_path):
     daemon = FakeDaemon(tmp_path)
-    with contextlib.closing(daemon), Client(daemon.address, timeout_s=5) as client:
+    with contextlib.closing(daemon), Client(daemon.address, timeout_s=60) as client:
         namespace = client.namespace(SPEC)
         client.put(namespace, HASHES, [b"x" * 4096] * 4)
         blocks = client.get(namespace, HASHES)

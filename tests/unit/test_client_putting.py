@@ -22,7 +22,7 @@ def daemon(tmp_path):
 @pytest.fixture
 def client(daemon, monkeypatch):
     monkeypatch.setattr(putting, "AHEAD_FROM_BYTES", 1)
-    with Client(daemon.address, timeout_s=5.0, staging_bytes=16 * SLOT_BYTES) as made:
+    with Client(daemon.address, timeout_s=60.0, staging_bytes=16 * SLOT_BYTES) as made:
         yield made
 
 
@@ -87,7 +87,7 @@ def test_a_refused_reservation_gives_its_room_back(client, daemon):
 
 def test_nothing_is_copied_on_a_guess_once_the_daemon_was_short_of_room(client, daemon, copied):
     daemon.throttle_reserves = 3
-    assert client.put(client.namespace(SPEC), HASHES[:4], BLOCKS[:4], wait_s=5.0).stored == 4
+    assert client.put(client.namespace(SPEC), HASHES[:4], BLOCKS[:4], wait_s=60.0).stored == 4
     assert copied == [(0, 1, 2, 3)] * 2, "once for the first answer, once for the last"
 
 

@@ -327,7 +327,7 @@ def test_what_an_earlier_daemon_noted_is_ended_and_who_took_its_number_is_not():
     text = noted([ours.pid])
     wrong = b"%d %d\n" % (other.pid, 1)
     assert end_noted(text + wrong + b"nonsense\n\n12\n0 0\n")
-    assert ours.wait(10) == -9
+    assert ours.wait(60) == -9
     assert other.poll() is None
     other.kill()
     other.wait()

@@ -137,7 +137,7 @@ from kvstored_client import Client, NamespaceSpec, PagedKV
 driver = Driver(); driver.bind(driver.context(0))
 before = np.random.default_rng(1).integers(0, 256, (2, 16, 4, 500), np.uint8)
 array = DeviceArray(driver, before)
-with Client(sys.argv[1], timeout_s=20.0, connect_timeout_s=20.0) as client:
+with Client(sys.argv[1], timeout_s=60, connect_timeout_s=20.0) as client:
     namespace, transfers = client.namespace(NamespaceSpec(model="kernel")), client.register(PagedKV([array], 1))
     print(transfers.store(namespace, HASHES, range(8)).stored, transfers.load(namespace, HASHES, range(15, 7, -1)))
     print((array.read()[:, 15:7:-1] == before[:, :8]).all(), transfers.backend)

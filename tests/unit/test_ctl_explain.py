@@ -163,10 +163,10 @@ def tokens(tmp_path):
 
 def put(daemon, made, count, tokens=TOKENS):
     """The first blocks of the tokens."""
-    with Client(daemon.address, timeout_s=30.0) as client:
+    with Client(daemon.address, timeout_s=60) as client:
         namespace = client.namespace(made)
         hashes = namespace.chain(tokens)[:count]
-        result = client.put(namespace, hashes, [bytes(BLOCK_BYTES)] * count, wait_s=10.0)
+        result = client.put(namespace, hashes, [bytes(BLOCK_BYTES)] * count, wait_s=60)
         assert result.stored == count, result
         return hashes
 

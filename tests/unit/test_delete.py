@@ -12,6 +12,7 @@ from kvstored.store.removal import gone_below
 from kvstored.testing import node as testing_node
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import Node, chain
+from kvstored.testing.waiting import turns
 
 
 async def on_nvme_only(node, session, space, hashes, lifetime=None):
@@ -39,7 +40,7 @@ async def test_a_block_deleted_on_its_way_up_does_not_arrive():
         deleted = await node.store.writes.delete(session, space, chain("a", 4)[2:])
         node.lower.gate.set()
         assert deleted == 2
-        held = await node.get(session, space, chain("a", 4), wait_s=5)
+        held = await node.get(session, space, chain("a", 4), wait_s=60)
         assert (held.blocks, held.next) == (2, MISS)
         assert list(await node.put(session, space, chain("a", 4)[:2])) == [HIT] * 2
         node.store.reads.release(session, [held.leases[0].lease_id])
@@ -62,7 +63,7 @@ async def test_bytes_put_after_a_delete_are_not_replaced_by_those_on_their_way_d
         assert await deleting == 1
         await node.parts.below.mover.flush(5)
         node.parts.room.evict(list(space.entries.values()), "test")
-        assert (await node.get(session, space, chain("a", 1), wait_s=5)).blocks == 1  # its bytes are checked
+        assert (await node.get(session, space, chain("a", 1), wait_s=60)).blocks == 1  # its bytes are checked
 
 
 async def test_a_deleted_block_does_not_stay_that_was_brought_up_from_a_copy_just_written():
@@ -79,7 +80,7 @@ async def test_a_deleted_block_does_not_stay_that_was_brought_up_from_a_copy_jus
 
         async def brought_up_before(*key):
             node.lower.delete = really_delete
-            assert (await node.get(session, space, chain("a", 1), wait_s=5)).blocks == 1
+            assert (await node.get(session, space, chain("a", 1), wait_s=60)).blocks == 1
             node.store.reads.release(session, list(session.group.leases))
             return await really_delete(*key)
 
@@ -87,7 +88,7 @@ async def test_a_deleted_block_does_not_stay_that_was_brought_up_from_a_copy_jus
         node.lower.gate.set()
         await flushing
         assert await deleting == 1
-        assert (await node.get(session, space, chain("a", 1), wait_s=5)).blocks == 0
+        assert (await node.get(session, space, chain("a", 1), wait_s=60)).blocks == 0
 
 
 @pytest.mark.parametrize("loses", ["recycled", "used"])
@@ -102,7 +103,7 @@ async def test_a_deleted_block_does_not_stay_that_came_up_meanwhile_and_whose_co
         really_delete = node.lower.delete
 
         async def comes_up_before(*key):
-            assert (await node.get(session, space, hashes, wait_s=5)).blocks == 1
+            assert (await node.get(session, space, hashes, wait_s=60)).blocks == 1
             node.store.reads.release(session, list(session.group.leases))
             if loses == "recycled":
                 gone_below(node.parts.catalog, node.parts.history, space.digest, hashes, Reason.EVICTED, "a test")
@@ -111,7 +112,7 @@ async def test_a_deleted_block_does_not_stay_that_came_up_meanwhile_and_whose_co
 
         node.lower.delete = comes_up_before
         assert await node.store.writes.delete(session, space, hashes) == 1
-        assert (await node.get(session, space, hashes, wait_s=5)).blocks == 0
+        assert (await node.get(session, space, hashes, wait_s=60)).blocks == 0
 
 
 async def test_a_delete_is_answered_when_nothing_of_the_block_is_on_its_way_down():
@@ -123,7 +124,7 @@ async def test_a_delete_is_answered_when_nothing_of_the_block_is_on_its_way_down
         flushing = asyncio.create_task(node.parts.below.mover.flush(5))
         await written(node)
         deleting = asyncio.create_task(node.store.writes.delete(session, space, chain("a", 2)))
-        await asyncio.sleep(0.01)
+        await turns()
         assert not deleting.done()
         node.lower.gate.set()
         assert await deleting == 2
@@ -160,15 +161,15 @@ async def test_a_block_deleted_while_it_waits_to_be_made_durable_never_goes_belo
         if way == "behind others":
             await node.put(session, space, second)
             before = asyncio.create_task(durably(node, session, space, first))
-            await asyncio.sleep(0.01)
+            await turns()
             waiting = asyncio.create_task(durably(node, session, space, second))
         else:
             before = asyncio.create_task(node.parts.below.mover.flush(5))
-            await asyncio.sleep(0.01)
+            await turns()
             await node.put(session, space, second)
             waiting = asyncio.create_task(durably(node, session, space, first + second))
-        await asyncio.sleep(0.01)
-        assert await asyncio.wait_for(node.store.writes.delete(session, space, second), 5) == 1
+        await turns()
+        assert await asyncio.wait_for(node.store.writes.delete(session, space, second), 60) == 1
         node.lower.gate.set()
         await before
         reserved = await waiting
@@ -202,7 +203,7 @@ async def test_what_the_index_said_before_a_delete_brings_nothing_back():
         space = await node.space(session)
         await on_nvme_only(node, session, space, chain("a", 4))
         node.lower.answers.clear()
-        getting = asyncio.create_task(node.get(session, space, chain("a", 4), wait_s=5))
+        getting = asyncio.create_task(node.get(session, space, chain("a", 4), wait_s=60))
         await node.lower.asked.wait()
         assert await node.store.writes.delete(session, space, chain("a", 4)[2:]) == 2
         node.lower.answers.set()

@@ -9,6 +9,7 @@ from kvstored.policy.watermarks import Watermarks
 from kvstored.store.outcomes import RESERVED, THROTTLED
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
+from kvstored.testing.waiting import until
 
 FULL = Watermarks(high=1.0, low=0.99, batch=1.0)
 
@@ -20,14 +21,6 @@ def deep(blocks=32, capacity_blocks=1000):
 def written(node):
     """Hashes in the order in which they were written."""
     return [hash_ for _, hash_ in node.lower.blocks]
-
-
-async def turns_until(condition):
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("not so after 10000 turns")
 
 
 def order_of(node):
@@ -96,7 +89,7 @@ async def test_a_drain_waits_for_what_is_held_and_flushes_also_what_was_committe
         held = await node.get(session, space, chain("a", 4))
         reserved = await node.reserve(session, space, chain("late", 2))
         draining = asyncio.create_task(node.store.drains.drain(5.0))
-        await turns_until(lambda: len(node.lower.blocks) == 4)
+        await until(lambda: len(node.lower.blocks) == 4)
         assert list(await node.put(session, space, chain("b", 1))) == [THROTTLED]
         assert node.counters["drained_puts"] == 1
         assert not draining.done()
@@ -116,7 +109,7 @@ async def test_what_is_still_held_or_left_at_the_deadline_is_told():
         await node.get(session, space, chain("a", 2))
         await node.reserve(session, space, chain("b", 2))
         draining = asyncio.create_task(node.store.drains.drain(5.0))
-        await turns_until(lambda: node.lower.calls["store"])
+        await until(lambda: node.lower.calls["store"])
         node.clock.now += 6
         drained = await draining
         assert not drained.complete
@@ -131,7 +124,7 @@ async def test_a_drain_that_is_taken_back_ends_at_once_and_puts_are_taken():
         await node.put(session, space, chain("a", 2))
         await node.get(session, space, chain("a", 2))
         draining = asyncio.create_task(node.store.drains.drain(1000.0))
-        await turns_until(lambda: len(node.lower.blocks) == 2)
+        await until(lambda: len(node.lower.blocks) == 2)
         node.store.drains.end()
         drained = await draining
         assert (drained.leases, drained.left_blocks) == (1, 0)
@@ -145,7 +138,7 @@ async def test_a_drain_whose_caller_left_stops_flushing_and_holds_nothing():
         await node.put(session, space, chain("a", 2))
         node.lower.gate.clear()
         draining = asyncio.create_task(node.store.drains.drain(1000.0))
-        await turns_until(lambda: node.lower.calls["store"])
+        await until(lambda: node.lower.calls["store"])
         draining.cancel()
         node.lower.gate.set()
         await asyncio.wait([draining])

@@ -10,6 +10,7 @@ from kvstored.errors import FailedPrecondition
 from kvstored.store.outcomes import HIT, MISS, NOT_DURABLE, PENDING, RESERVED, THROTTLED
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
+from kvstored.testing.waiting import turns, until
 from kvstored.tiers.base import Health
 
 
@@ -33,16 +34,8 @@ def below(node):
     return {hash_ for _, hash_ in node.lower.blocks}
 
 
-async def turns_until(condition):
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("not so after 10000 turns")
-
-
 async def gate_reached(node, stores):
-    await turns_until(lambda: node.lower.calls["store"] >= stores)
+    await until(lambda: node.lower.calls["store"] >= stores)
 
 
 async def test_a_durable_put_is_answered_when_its_blocks_are_below_and_readable_before():
@@ -81,7 +74,8 @@ async def test_commits_that_wait_together_share_one_write():
         await gate_reached(node, 1)
         rest = [asyncio.create_task(put(node, session, space, chain(f"c{i}", 4))) for i in range(6)]
         rest += [asyncio.create_task(put(node, other, space, chain(f"d{i}", 4))) for i in range(6)]
-        await turns_until(lambda: sum(entry.state == READY for entry in space.entries.values()) == 49)
+        await until(lambda: sum(entry.state == READY for entry in space.entries.values()) == 49)
+        await turns()
         node.lower.gate.set()
         assert await first == [HIT]
         assert all(outcomes == [HIT] * 4 for outcomes in await asyncio.gather(*rest))

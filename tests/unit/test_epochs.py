@@ -12,6 +12,7 @@ from kvstored.keys import Namespace
 from kvstored.store.outcomes import HIT, MISS, RESERVED
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import Node, chain
+from kvstored.testing.waiting import turns
 from kvstored.tiers import epochs
 from kvstored.tiers.epochs import About, EpochTable
 
@@ -245,8 +246,8 @@ async def test_what_is_on_its_way_up_does_not_arrive_in_the_next_epoch():
         space = await node.space(session)
         await only_below(node, session, space, chain("a", 4))
         node.lower.gate.clear()
-        getting = asyncio.create_task(node.get(session, space, chain("a", 4), wait_s=5))
-        await asyncio.sleep(0.01)
+        getting = asyncio.create_task(node.get(session, space, chain("a", 4), wait_s=60))
+        await turns()
         await node.store.bumps.bump("alice", "m")
         node.lower.gate.set()
         assert (await getting).blocks == 0

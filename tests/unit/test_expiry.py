@@ -16,6 +16,7 @@ from kvstored.tenancy.merge import Change, Changes
 from kvstored.testing.keeping import MemoryKeeper
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import Node, chain
+from kvstored.testing.waiting import turns
 
 HOUR = Lifetime(3600.0)
 SLIDING = Lifetime(100.0, sliding=True)
@@ -316,8 +317,8 @@ async def test_a_block_that_ends_on_its_way_up_does_not_arrive():
         for each in list(space.entries.values()):
             node.parts.room.forget(each)
         node.lower.gate.clear()
-        getting = asyncio.create_task(node.get(session, space, chain("a", 2), wait_s=5))
-        await asyncio.sleep(0.01)
+        getting = asyncio.create_task(node.get(session, space, chain("a", 2), wait_s=60))
+        await turns()
         node.clock.now += 3600.0
         await node.store.expiries.sweep()
         node.lower.gate.set()

@@ -55,7 +55,7 @@ async def test_what_may_not_go_below_goes_only_for_room_that_is_needed(overdrawn
         forecast.demoted(BLOCK_BYTES, 1.0)
         least = 100
         for number in range(300):
-            await node.put(session, space, chain(f"c{number}", 1), wait_s=5)
+            await node.put(session, space, chain(f"c{number}", 1), wait_s=60)
             await node.settle()
             least = min(least, node.parts.dram.usage().blocks) if number >= 90 else 100
         assert not node.lower.blocks
@@ -72,8 +72,8 @@ async def test_what_comes_a_second_time_after_it_was_dropped_is_written():
             assert not node.lower.blocks
             assert list(await node.put(session, space, chain(name, 4))) == [RESERVED] * 4
             await node.settle()
-        await node.put(session, space, chain("c", 4), wait_s=5)
-        await node.put(session, space, chain("c", 4), wait_s=5)
+        await node.put(session, space, chain("c", 4), wait_s=60)
+        await node.put(session, space, chain("c", 4), wait_s=60)
         assert {hash_ for _, hash_ in node.lower.blocks} == set(chain("a", 4))
 
 
@@ -89,7 +89,7 @@ async def test_a_refused_block_makes_room_in_line_without_a_wait():
         assert node.counters["evictions_inline_bytes"] == 2 * BLOCK_BYTES
         for name in ("c", "d"):
             await node.settle()
-            await node.put(session, space, chain(name, 4), wait_s=5)
+            await node.put(session, space, chain(name, 4), wait_s=60)
         assert {hash_ for _, hash_ in node.lower.blocks} == {chain("a", 4)[0]}
 
 
@@ -125,11 +125,11 @@ async def test_over_budget_stores_are_shed_by_value_durable_ones_written_and_loa
         assert node.parts.history.why(space, chain("once", 4)[3]).rule == OVER_BUDGET
         left[0] = -BLOCK_BYTES
         written = set(node.lower.blocks)
-        await node.put(session, space, chain("late", 12), wait_s=5)
+        await node.put(session, space, chain("late", 12), wait_s=60)
         await node.settle()
         assert set(node.lower.blocks) == written
         assert await node.store.writes.durability.persist_hashes(space, chain("late", 1)) == [True]
-        held = await node.get(session, space, chain("kept", 4), wait_s=5)
+        held = await node.get(session, space, chain("kept", 4), wait_s=60)
         assert held.blocks == 4
 
 
@@ -207,8 +207,8 @@ async def test_a_tenant_whose_key_is_missing_lives_in_dram_alone_and_holds_up_no
         await node.put(alice, hers, chain("a", 10))
         await node.put(bob, his, chain("b", 10))
         await node.settle()
-        assert list(await node.put(alice, hers, chain("c", 2), wait_s=5)) == [RESERVED] * 2
-        assert list(await node.put(bob, his, chain("d", 1), wait_s=5)) == [RESERVED]
+        assert list(await node.put(alice, hers, chain("c", 2), wait_s=60)) == [RESERVED] * 2
+        assert list(await node.put(bob, his, chain("d", 1), wait_s=60)) == [RESERVED]
         assert {owner for owner, _, _ in lower.blocks.values()} == {"bob"}
         assert node.counters["demote_failed_blocks"] == 0
         assert node.counters["barred_blocks"] >= 2

@@ -17,6 +17,7 @@ from kvstored.store.registrations import Rows, Tasks
 from kvstored.store.transfer_marks import CANCELLED, ENDED, NO_MORE_LAYERS, Terms, UnderWay
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
+from kvstored.testing.waiting import until
 from kvstored.tiers.gpu import Gpus as RealGpus
 from kvstored.tiers.gpu import How, Registration
 
@@ -50,7 +51,7 @@ class Rig:
         self.made = Registration(1, b"", [], fragments, 64, BLOCK_BYTES, [], [], owner=1, cuts=cuts)
         session.page = SimpleNamespace(memory=memoryview(bytearray(page.PAGE_BYTES)))
 
-    def start(self, hashes, terms=None, wait_s=5.0):
+    def start(self, hashes, terms=None, wait_s=60.0):
         """A load as a task."""
         terms = terms or Terms()
         mark = self.under_way.begin(self.session, terms)
@@ -88,28 +89,20 @@ async def rig(monkeypatch):
         session.page = None
 
 
-async def turns_until(condition):
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it does not happen")
-
-
 async def test_blocks_come_up_from_nvme_while_earlier_ones_are_copied(rig):
     hashes = chain("a", 6)
     await rig.node.put_below(rig.session, rig.space, hashes)
     load = rig.start(hashes)
-    await turns_until(lambda: rig.gpus.begun)
+    await until(lambda: rig.gpus.begun)
     assert rig.below.loaded == hashes[:2], "the first piece is copied before anything more is read"
-    await turns_until(lambda: len(rig.below.loaded) == 4)
+    await until(lambda: len(rig.below.loaded) == 4)
     assert not rig.gpus.ends[0].done(), "the second is read while the first is copied"
-    await turns_until(lambda: len(rig.gpus.begun) == 2)
+    await until(lambda: len(rig.gpus.begun) == 2)
     for _ in range(50):
         await asyncio.sleep(0)
     assert len(rig.below.loaded) == 4, "and no more than the pieces that may be under way"
     rig.gpus.end(0)
-    await turns_until(lambda: len(rig.gpus.begun) == 3)
+    await until(lambda: len(rig.gpus.begun) == 3)
     for number in (1, 2):
         rig.gpus.end(number)
     loaded = await load
@@ -121,14 +114,14 @@ async def test_what_was_copied_before_a_failure_counts_and_nothing_is_held(rig):
     hashes = chain("a", 6)
     await rig.node.put(rig.session, rig.space, hashes)
     load = rig.start(hashes)
-    await turns_until(lambda: len(rig.gpus.begun) == 2)
+    await until(lambda: len(rig.gpus.begun) == 2)
     rig.gpus.end(1, "broken")
     for _ in range(50):
         await asyncio.sleep(0)
     assert not load.done(), "the first piece may still be written to"
     assert rig.held == 2
     rig.gpus.end(0)
-    await turns_until(lambda: len(rig.gpus.begun) == 3)
+    await until(lambda: len(rig.gpus.begun) == 3)
     rig.gpus.end(2)
     loaded = await load
     assert (loaded.blocks, loaded.next, loaded.error) == (2, MISS, "broken")
@@ -139,7 +132,7 @@ async def test_layers_of_blocks_in_dram_are_one_transfer(rig):
     hashes, terms = chain("a", 6), Terms(transfer_id=7, layers_word=3)
     await rig.node.put(rig.session, rig.space, hashes)
     load = rig.start(hashes, terms)
-    await turns_until(lambda: rig.gpus.begun)
+    await until(lambda: rig.gpus.begun)
     ((count, how),) = rig.gpus.begun
     assert (count, how.tells, how.cuts) == (6, TELLS_LAYERS, [0, 1, 2, 3, 4])
     assert rig.told(terms) == (0, 0)
@@ -157,13 +150,13 @@ async def test_a_layer_is_told_when_it_is_in_place_for_what_came_from_nvme_too(r
     await rig.node.put(rig.session, rig.space, hashes[:2])
     rig.below.gate.clear()
     load = rig.start(hashes, terms)
-    await turns_until(lambda: rig.gpus.begun)
+    await until(lambda: rig.gpus.begun)
     assert rig.gpus.begun[0][0] == 2, "what is there goes before the rest is read"
     rig.gpus.begun[0][1].copied(3)
     rig.gpus.end(0)
     assert rig.told(terms) == (0, 0), "nobody knows yet how many blocks there will be"
     rig.below.gate.set()
-    await turns_until(lambda: len(rig.gpus.begun) == 3)
+    await until(lambda: len(rig.gpus.begun) == 3)
     copied = [how.copied for _, how in rig.gpus.begun]
     assert [count for count, _ in rig.gpus.begun] == [2, 2, 2]
     assert {tuple(how.cuts) for _, how in rig.gpus.begun} == {(1, 2, 3, 4)}
@@ -184,7 +177,7 @@ async def test_a_load_that_is_cancelled_waits_for_its_copies_and_not_for_blocks(
     await rig.node.put(rig.session, rig.space, hashes[:2])
     rig.below.gate.clear()
     load = rig.start(hashes, terms, wait_s=1000.0)
-    await turns_until(lambda: rig.gpus.begun and rig.below.calls["load"])
+    await until(lambda: rig.gpus.begun and rig.below.calls["load"])
     cancelling = asyncio.ensure_future(rig.under_way.cancel(rig.session, 7))
     for _ in range(50):
         await asyncio.sleep(0)

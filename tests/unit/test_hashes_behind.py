@@ -62,7 +62,7 @@ async def test_what_failed_is_let_go_of_when_no_thread_reads_it(written, monkeyp
     go_on, real = threading.Event(), memory.hash_many
 
     def hash_many(places):
-        go_on.wait(10.0)
+        go_on.wait(60)
         return real(places)
 
     monkeypatch.setattr(memory, "hash_many", hash_many)

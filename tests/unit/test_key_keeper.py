@@ -56,7 +56,7 @@ class Keys:
         await self.harness.tier.close()
 
     async def until(self, condition):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -115,7 +115,7 @@ async def test_a_source_that_hangs_has_one_thread_however_often_it_is_tried(tmp_
 
     def read(tenant):
         began.append(tenant.name)
-        back.wait(20)
+        back.wait(60)
         return [OLD]
 
     monkeypatch.setattr("kvstored.encryption.key_keeper.read_masters", read)

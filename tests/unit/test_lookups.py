@@ -10,6 +10,7 @@ from kvstored.policy.watermarks import Watermarks
 from kvstored.store.lookups import Wish
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
+from kvstored.testing.waiting import turns
 
 FULL = Watermarks(high=1.0, low=0.0)
 TOKENS = 16
@@ -81,7 +82,7 @@ async def test_what_waits_at_the_device_is_counted_once():
             await sink(node, session, space, chain(name, 4))
         reads, copies = node.parts.below.promoter.reads, node.parts.copies
         node.lower.gate.clear()
-        getting = asyncio.ensure_future(node.get(session, space, chain("a", 4), wait_s=5))
+        getting = asyncio.ensure_future(node.get(session, space, chain("a", 4), wait_s=60))
         while not node.lower.calls["load"]:  # noqa: ASYNC110
             await asyncio.sleep(0)
         behind = await look(node, session, [space], chain("b", 4), rate=1000.0)
@@ -103,7 +104,7 @@ async def test_reads_and_copies_are_measured(monkeypatch):
         space = await node.space(session)
         await sink(node, session, space, chain("a", 4))
         assert node.parts.copies.samples == 1
-        await node.get(session, space, chain("a", 4), wait_s=5)
+        await node.get(session, space, chain("a", 4), wait_s=60)
         assert node.parts.below.promoter.reads.samples == 1
 
 
@@ -141,8 +142,8 @@ async def test_a_lookup_starts_what_it_found_below_and_a_get_joins_it():
         assert node.lower.calls["find"] == finds + 1, "what was found is not asked for again"
         again = await look(node, session, [space], hashes, prefetch=True)
         assert (again.run.pending_blocks, again.queued_blocks, again.prefetch_id) == (8, 0, 0)
-        getting = asyncio.ensure_future(node.get(session, space, hashes, wait_s=5))
-        await asyncio.sleep(0.01)
+        getting = asyncio.ensure_future(node.get(session, space, hashes, wait_s=60))
+        await turns()
         node.lower.gate.set()
         assert (await getting).blocks == 8
         assert sorted(node.lower.loaded) == hashes, "each was read once"

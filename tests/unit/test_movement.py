@@ -9,6 +9,7 @@ from kvstored.policy.watermarks import Watermarks
 from kvstored.store.outcomes import HIT, MISS, NO_ROOM, PENDING, RESERVED, THROTTLED
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
+from kvstored.testing.waiting import turns, until
 from kvstored.tiers.base import Health
 
 FULL = Watermarks(high=1.0, low=0.99, batch=1.0)
@@ -22,12 +23,12 @@ async def test_a_burst_of_three_times_dram_loses_nothing():
         for hashes in names:
             left = list(hashes)
             while left:
-                outcomes = list(await node.put(session, space, left, wait_s=5))
+                outcomes = list(await node.put(session, space, left, wait_s=60))
                 assert set(outcomes) <= {RESERVED, HIT, THROTTLED}
                 left = [h for h, outcome in zip(left, outcomes, strict=True) if outcome == THROTTLED]
         await node.settle()
         for hashes in names:
-            held = await node.get(session, space, hashes, wait_s=5)
+            held = await node.get(session, space, hashes, wait_s=60)
             assert held.blocks == 4
             node.store.reads.release(session, [held.leases[0].lease_id])
         assert not node.counters["evicted_lost_blocks"]
@@ -111,7 +112,7 @@ async def test_a_lower_tier_that_stores_nothing_does_not_stop_the_writers():
         session = await node.session()
         space = await node.space(session)
         await node.put(session, space, chain("a", 4))
-        assert RESERVED in await node.put(session, space, chain("b", 4), wait_s=5)
+        assert RESERVED in await node.put(session, space, chain("b", 4), wait_s=60)
         assert node.counters["demote_failed_blocks"]
 
 
@@ -122,7 +123,7 @@ async def test_a_block_leased_while_it_is_demoted_stays():
         await node.put(session, space, chain("a", 4))
         node.lower.gate.clear()
         node.parts.below.mover.demand("alice", BLOCK_BYTES, 4)
-        await asyncio.sleep(0.01)
+        await until(lambda: node.lower.calls["store"])
         held = await node.get(session, space, chain("a", 2))
         assert held.blocks == 2
         node.lower.gate.set()
@@ -131,15 +132,15 @@ async def test_a_block_leased_while_it_is_demoted_stays():
 
 
 async def test_a_block_deleted_while_it_is_demoted_does_not_come_back():
-    async with Node(blocks=4, below=MemoryTier(), watermarks=FULL) as node:
+    async with Node(blocks=2, below=MemoryTier(), watermarks=FULL) as node:
         session = await node.session()
         space = await node.space(session)
         await node.put(session, space, chain("a", 2))
         node.lower.gate.clear()
         node.parts.below.mover.demand("alice", BLOCK_BYTES, 2)
-        await asyncio.sleep(0.01)
+        await until(lambda: node.lower.calls["store"])
         deleting = asyncio.ensure_future(node.store.writes.delete(session, space, chain("a", 2)))
-        await asyncio.sleep(0.01)
+        await turns()
         node.lower.gate.set()
         assert await deleting == 2
         assert not node.lower.blocks
@@ -151,8 +152,8 @@ async def test_however_many_wait_a_block_is_read_once():
         space = await node.space(session)
         await node.put_below(session, space, chain("a", 4))
         node.lower.gate.clear()
-        gets = [asyncio.ensure_future(node.get(session, space, chain("a", 4), wait_s=5)) for _ in range(5)]
-        await asyncio.sleep(0.01)
+        gets = [asyncio.ensure_future(node.get(session, space, chain("a", 4), wait_s=60)) for _ in range(5)]
+        await turns()
         node.lower.gate.set()
         assert [held.blocks for held in await asyncio.gather(*gets)] == [4] * 5
         assert sorted(node.lower.loaded) == chain("a", 4)
@@ -175,7 +176,7 @@ async def test_an_unreadable_block_is_a_miss():
         space = await node.space(session)
         await node.put_below(session, space, chain("a", 4))
         node.lower.fail_loads = True
-        held = await node.get(session, space, chain("a", 4), wait_s=5)
+        held = await node.get(session, space, chain("a", 4), wait_s=60)
         assert (held.blocks, held.next) == (0, MISS)
         assert node.parts.dram.usage().used_bytes == 0
 
@@ -187,7 +188,7 @@ async def test_a_get_is_cut_where_there_is_no_room_and_never_evicts_its_own_star
         hashes = chain("a", 6)
         await node.put_below(session, space, hashes[:4])
         await node.put_below(session, space, hashes[4:])
-        held = await node.get(session, space, hashes, wait_s=5)
+        held = await node.get(session, space, hashes, wait_s=60)
         assert (held.blocks, held.next) == (4, THROTTLED)
 
 
@@ -197,8 +198,8 @@ async def test_two_long_gets_at_once_do_not_wait_for_each_other():
         space = await node.space(session)
         await node.put_below(session, space, chain("a", 4))
         await node.put_below(session, space, chain("b", 4))
-        async with asyncio.timeout(2):
-            held = await asyncio.gather(*(node.get(session, space, chain(n, 4), wait_s=5) for n in "ab"))
+        async with asyncio.timeout(30):
+            held = await asyncio.gather(*(node.get(session, space, chain(n, 4), wait_s=60) for n in "ab"))
         assert [h.blocks for h in held] == [4, 2]
 
 
@@ -209,7 +210,7 @@ async def test_prefetch_brings_blocks_up_and_tells_when():
         await node.put_below(session, space, chain("a", 4))
         started = await node.store.prefetches.start(session, [space], chain("a", 4), 0, 0)
         assert (started.outcome, started.queued_blocks) == (PENDING, 4)
-        job = await node.store.prefetches.poll(session, started.prefetch_id, 5)
+        job = await node.store.prefetches.poll(session, started.prefetch_id, 60)
         assert (job.done.done(), job.ready_blocks) == (True, 4)
         with pytest.raises(NotFound):
             await node.store.prefetches.poll(session, started.prefetch_id, 0)
@@ -223,8 +224,8 @@ async def test_prefetched_chains_are_evicted_leaf_first():
         space = await node.space(session)
         await node.put_below(session, space, chain("a", 6))
         started = await node.store.prefetches.start(session, [space], chain("a", 6), 0, 0)
-        await node.store.prefetches.poll(session, started.prefetch_id, 5)
-        await node.put(session, space, chain("b", 4), wait_s=5)
+        await node.store.prefetches.poll(session, started.prefetch_id, 60)
+        await node.put(session, space, chain("b", 4), wait_s=60)
         assert set(space.entries) >= set(chain("a", 4))
 
 
@@ -260,7 +261,7 @@ async def test_a_prefetch_past_its_deadline_is_dropped():
         late = await node.store.prefetches.start(session, [space], chain("b", 4), 0, 1.0)
         node.clock.now += 2
         node.lower.gate.set()
-        job = await node.store.prefetches.poll(session, late.prefetch_id, 5)
+        job = await node.store.prefetches.poll(session, late.prefetch_id, 60)
         assert job.failed_blocks == 4
         assert set(space.entries) == set(chain("a", 4))
 
@@ -274,11 +275,11 @@ async def test_the_queue_of_reads_is_bounded_and_half_of_it_is_for_those_who_wai
         promoter = node.parts.below.promoter
         promoter.queue.inflight_limit_bytes = 1  # one read at a time
         node.lower.gate.clear()
-        gets = [asyncio.ensure_future(node.get(session, space, chain("a", 1), wait_s=5))]
+        gets = [asyncio.ensure_future(node.get(session, space, chain("a", 1), wait_s=60))]
         await until(lambda: promoter.inflight_bytes)
         started = await node.store.prefetches.start(session, [space], chain("a", 9), 0, 0)
         assert (started.queued_blocks, promoter.queued_blocks) == (4, 4)
-        gets.append(asyncio.ensure_future(node.get(session, space, chain("b", 9), wait_s=5)))
+        gets.append(asyncio.ensure_future(node.get(session, space, chain("b", 9), wait_s=60)))
         await until(lambda: promoter.queued_blocks == 8)
         node.lower.gate.set()
         assert [held.blocks for held in await asyncio.gather(*gets)] == [1, 4]
@@ -294,8 +295,8 @@ async def test_a_demand_read_overtakes_a_prefetch():
         node.lower.gate.clear()
         for name in "ab":
             await node.store.prefetches.start(session, [space], chain(name, 4), 0, 0)
-        getting = asyncio.ensure_future(node.get(session, space, chain("c", 4), wait_s=5))
-        await asyncio.sleep(0.01)
+        getting = asyncio.ensure_future(node.get(session, space, chain("c", 4), wait_s=60))
+        await turns()
         node.lower.gate.set()
         assert (await getting).blocks == 4
         await node.settle()
@@ -322,11 +323,11 @@ async def test_another_block_size_takes_over_segments_that_are_no_longer_used():
         await node.put(session, space, chain("a", 16))
         writes = node.store.writes
         hashes, sizes = chain("big", 4), [2 * BLOCK_BYTES] * 4
-        reserved = await writes.reserve(session, space, hashes, sizes, b"", 5)
+        reserved = await writes.reserve(session, space, hashes, sizes, b"", 60)
         for _ in range(20):
             if reserved.reservation_id:
                 break
-            reserved = await writes.reserve(session, space, hashes, sizes, b"", 5)
+            reserved = await writes.reserve(session, space, hashes, sizes, b"", 60)
         assert reserved.outcomes[0] == RESERVED
         assert {hash_ for _, hash_ in node.lower.blocks} >= set(chain("a", 16)) - set(space.entries)
         assert not node.counters["evicted_lost_blocks"]
@@ -353,13 +354,13 @@ async def test_long_calls_are_planned_in_pieces_and_answered_whole(small_pieces)
         hashes = chain("a", 7)
         assert list(await node.put(session, space, hashes)) == [RESERVED] * 7
         await node.put_below(session, space, hashes)
-        held = await node.get(session, space, hashes, wait_s=5)
+        held = await node.get(session, space, hashes, wait_s=60)
         assert (held.blocks, held.next) == (7, HIT)
         node.store.reads.release(session, [held.leases[0].lease_id])
         node.parts.room.evict(list(space.entries.values())[3:], "test")
         started = await node.store.prefetches.start(session, [space], hashes, 0, 0)
         assert (started.resident_blocks, started.queued_blocks) == (3, 4)
-        assert (await node.store.prefetches.poll(session, started.prefetch_id, 5)).ready_blocks == 4
+        assert (await node.store.prefetches.poll(session, started.prefetch_id, 60)).ready_blocks == 4
 
 
 async def test_a_piece_without_room_ends_a_long_call(small_pieces):
@@ -369,7 +370,7 @@ async def test_a_piece_without_room_ends_a_long_call(small_pieces):
         hashes = chain("a", 9)
         for part in (hashes[:4], hashes[4:8], hashes[8:]):
             await node.put_below(session, space, part)
-        held = await node.get(session, space, hashes, wait_s=5)
+        held = await node.get(session, space, hashes, wait_s=60)
         assert (held.blocks, held.next) == (5, THROTTLED)
         outcomes = list(await node.put(session, space, chain("b", 9)))
         assert outcomes == [THROTTLED] * 9
@@ -392,14 +393,6 @@ async def test_a_session_that_ends_between_two_pieces_keeps_nothing(small_pieces
         node.store.end_session(other)
         await node.settle()
         node.audit()
-
-
-async def until(condition):
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it did not happen")
 
 
 async def test_a_prefetch_whose_session_ended_while_it_was_planned_is_forgotten(small_pieces):

@@ -7,6 +7,7 @@ from kvstored.policy.watermarks import Watermarks
 from kvstored.store import hints
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
+from kvstored.testing.waiting import until
 
 MARKS = Watermarks(high=0.9, low=0.1, batch=0.05)
 
@@ -21,10 +22,10 @@ async def talk(node, session, space, name, turns, *, interval_s=100.0):
     for turn in range(turns):
         have, fresh = hashes[: 2 * turn], hashes[2 * turn : 2 * turn + 2]
         if have:
-            held = await node.get(session, space, have, wait_s=5)
+            held = await node.get(session, space, have, wait_s=60)
             assert held.blocks == len(have)
             node.store.reads.release(session, [lease.lease_id for lease in held.leases])
-        await node.put(session, space, fresh, parent=have[-1] if have else b"", wait_s=5)
+        await node.put(session, space, fresh, parent=have[-1] if have else b"", wait_s=60)
         node.clock.now += interval_s
     return hashes
 
@@ -63,11 +64,14 @@ async def test_the_daemon_looks_by_itself_when_a_turn_is_due(monkeypatch):
     async with node_of() as node:
         session = await node.session()
         space = await node.space(session)
+        predictions = node.store.predictions
+        begin, due = predictions._begin, asyncio.Event()
+        monkeypatch.setattr(predictions, "_begin", due.set)
         hashes = await talk(node, session, space, "a", 4, interval_s=0.05)
         await sink(node, space, hashes)
-        async with asyncio.timeout(20):
-            while hashes[-1] not in space.entries:  # noqa: ASYNC110 - a timer brings it about
-                await asyncio.sleep(0.001)
+        await due.wait()  # however long that took, it is looked only now
+        begin()
+        await until(lambda: hashes[-1] in space.entries)
         await node.settle()
         assert set(space.entries) == set(hashes)
 
@@ -116,7 +120,7 @@ async def test_a_tenant_at_its_limit_does_not_pay_for_its_own_expectations():
         space = await node.space(session)
         hashes = await talk(node, session, space, "a", 4)
         await sink(node, space, hashes)
-        await node.put(session, space, chain("hot", 6), wait_s=5)
+        await node.put(session, space, chain("hot", 6), wait_s=60)
         await node.parts.below.mover.flush(5.0)
         await expect(node)
         assert set(space.entries) == {*chain("hot", 6), *hashes[:2]}
@@ -148,7 +152,7 @@ async def test_a_prediction_yields_to_whoever_asks():
         space = await node.space(session)
         hashes = await talk(node, session, space, "a", 4)
         await sink(node, space, hashes)
-        await node.put(session, space, chain("b", 2), wait_s=5)
+        await node.put(session, space, chain("b", 2), wait_s=60)
         await sink(node, space, chain("b", 2))
         node.parts.below.promoter.queue.inflight_limit_bytes = 1
         node.lower.gate.clear()

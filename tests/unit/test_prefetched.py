@@ -10,6 +10,7 @@ from kvstored.policy.watermarks import Watermarks
 from kvstored.store.lookups import Wish
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
+from kvstored.testing.waiting import turns
 
 FULL = Watermarks(high=1.0, low=0.0)
 
@@ -62,8 +63,8 @@ async def test_what_a_get_has_to_wait_for_was_late(below, source):
     node, session, space, hashes = below
     node.lower.gate.clear()
     await start(node, session, space, hashes, source)
-    getting = asyncio.ensure_future(node.get(session, space, hashes, wait_s=5))
-    await asyncio.sleep(0.01)
+    getting = asyncio.ensure_future(node.get(session, space, hashes, wait_s=60))
+    await turns()
     node.lower.gate.set()
     assert (await getting).blocks == 4
     assert counted(node, source) == (4, 0, 4, 0, 0)
@@ -120,7 +121,7 @@ async def test_what_is_cancelled_or_unreadable_was_dropped(below):
 
 async def test_a_get_that_reads_for_itself_counts_nothing(below):
     node, session, space, hashes = below
-    assert (await node.get(session, space, hashes, wait_s=5)).blocks == 4
+    assert (await node.get(session, space, hashes, wait_s=60)).blocks == 4
     assert [counted(node, source) for source in SOURCES] == [(0,) * 5] * 3
     assert not space.prefetched
 

@@ -12,23 +12,32 @@ from kvstored.daemon.purge_file import DAMAGED_NAME, FILE_NAME, resume
 from kvstored.device import memory
 from kvstored.device.state_directory import StateDirectory
 from kvstored.errors import DeviceError, KVStoredError, LimitExceeded
+from kvstored.purge.holders import DEVICE_WAIT_S
 from kvstored.purge.purges import Purges
 from kvstored.purge.receipts import COMPLETE, INCOMPLETE, RECEIPTS_MAX, Receipt, Receipts, Selection
 from kvstored.store.outcomes import HIT, MISS, RESERVED, THROTTLED
 from kvstored.testing.keeping import MemoryKeeper
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain, payload
+from kvstored.testing.waiting import turns, until
 
 
-async def purge(node, selection, deadline_s=0.5, purges=None):
-    """Start it and wait for its end, while time passes."""
+async def purge(node, selection, deadline_s=0.5, purges=None, beyond_s=1.0):
+    """Start it and wait for its end, while time passes until so long after the deadline, and not for threads."""
     purges = purges or Purges(node.store)
+    last_s = node.clock.now + deadline_s + beyond_s
     receipt = await purges.start(selection, "root", deadline_s)
     while receipt.unfinished and receipt.state != INCOMPLETE:
-        node.clock.now += 0.02
+        node.clock.now = min(node.clock.now + 0.02, last_s)
         await asyncio.sleep(0.001)
     await purges.ended(receipt.purge_id)
     return receipt
+
+
+async def keys_taken(*spaces):
+    """Wait until a purge is at work and has to wait for others."""
+    await until(lambda: not any(space.entries for space in spaces))
+    await turns()
 
 
 def in_memory(node, hashes):
@@ -150,11 +159,11 @@ async def test_what_is_below_goes_and_what_comes_up_meanwhile():
         node.parts.room.evict(list(space.entries.values()), Reason.EVICTED, "a test")
         assert len(lower.blocks) == 6
         lower.gate.clear()
-        getting = asyncio.ensure_future(node.store.reads.get(alice, [space], hashes, 5.0))
+        getting = asyncio.ensure_future(node.store.reads.get(alice, [space], hashes, 60.0))
         while not node.parts.below.promoter.inflight_bytes:  # noqa: ASYNC110
             await asyncio.sleep(0)
         purging = asyncio.ensure_future(purge(node, Selection(tenant="alice"), 100.0))
-        await asyncio.sleep(0.02)
+        await keys_taken(space)
         lower.gate.set()
         receipt = await purging
         assert (receipt.state, receipt.nvme_blocks) == (COMPLETE, 3)
@@ -209,7 +218,7 @@ async def test_what_is_on_its_way_down_does_not_come_back():
         while not node.parts.below.mover.moving_blocks:  # noqa: ASYNC110
             await asyncio.sleep(0)
         purging = asyncio.ensure_future(purge(node, Selection(tenant="alice"), 100.0))
-        await asyncio.sleep(0.02)
+        await keys_taken(space)
         lower.gate.set()
         assert (await purging).state == COMPLETE
         await flushing
@@ -251,7 +260,7 @@ async def test_a_slot_with_old_bytes_that_was_given_to_a_new_block_is_waited_for
 async def test_nothing_is_wiped_below_before_what_was_on_its_way_there_is_deleted(monkeypatch):
     lower = MemoryTier()
     async with Node(16, segment_blocks=4, below=lower) as node:
-        await two_tenants(node)
+        _, (space, _), _ = await two_tenants(node)
         delete, asked, may = lower.delete, asyncio.Event(), asyncio.Event()
 
         async def slow(tenant, digest, hashes):
@@ -266,7 +275,7 @@ async def test_nothing_is_wiped_below_before_what_was_on_its_way_there_is_delete
         while not lower.calls["store"]:  # noqa: ASYNC110
             await asyncio.sleep(0)
         purging = asyncio.ensure_future(purge(node, Selection(tenant="alice"), 100.0))
-        await asyncio.sleep(0.02)
+        await keys_taken(space)
         lower.gate.set()
         await asked.wait()
         await asyncio.sleep(0.1)
@@ -282,7 +291,7 @@ async def test_a_put_under_way_answers_a_miss_and_leaves_nothing():
         space, hashes = await node.space(alice), chain("a", 2)
         reserved = await node.reserve(alice, space, hashes)
         purging = asyncio.ensure_future(purge(node, Selection(tenant="alice"), 100.0))
-        await asyncio.sleep(0.01)
+        await keys_taken(space)
         assert await node.commit(alice, reserved, hashes) == bytes([MISS, MISS])
         assert (await purging).state == COMPLETE
         assert in_memory(node, hashes) == set()
@@ -311,7 +320,7 @@ async def test_leases_have_until_the_deadline_and_no_new_ones_are_given():
         held = await node.get(alice, space, hashes)
         kept = await node.get(bob, other, others)
         purging = asyncio.ensure_future(purge(node, Selection(tenant="alice"), 1e6))
-        await asyncio.sleep(0.02)
+        await keys_taken(space)
         assert (await node.get(alice, space, hashes)).next == MISS
         assert in_memory(node, hashes) == set(hashes)  # its reader still reads it
         node.store.reads.release(alice, [held.leases[0].lease_id])
@@ -405,11 +414,12 @@ async def test_leases_of_clients_that_did_not_come_back_are_ended_too():
 
 async def test_a_device_that_does_not_come_back_leaves_the_purge_incomplete():
     lower = MemoryTier()
-    async with Node(16, segment_blocks=4, below=lower, deadline_s=0.05) as node:
+    async with Node(16, segment_blocks=4, below=lower) as node:
         (alice, _), (space, _), (hashes, _) = await two_tenants(node)
         await node.parts.below.mover.flush(1.0)
         node.parts.room.evict(list(space.entries.values()), Reason.EVICTED, "a test")
         lower.gate.clear()
+        node.parts.below.promoter._deadline_s = 0.05
         await node.store.reads.get(alice, [space], hashes, 0.01)
         wipe = lower.wipe
         lower.wipe = None  # the tier would hang there too
@@ -419,7 +429,7 @@ async def test_a_device_that_does_not_come_back_leaves_the_purge_incomplete():
             return await wipe(tenants, told)
 
         lower.wipe = wiping
-        receipt = await purge(node, Selection(tenant="alice"), 0.1)
+        receipt = await purge(node, Selection(tenant="alice"), 0.1, beyond_s=DEVICE_WAIT_S + 1.0)
         assert receipt.state == INCOMPLETE
         assert "3 blocks in DRAM" in receipt.remains[0]
         await node.settle()
@@ -467,7 +477,7 @@ async def test_purges_of_one_tenant_run_one_after_the_other_and_a_few_may_wait()
         receipts = [await purges.start(Selection(tenant="alice"), "root", 1e6) for _ in range(16)]
         with pytest.raises(LimitExceeded, match="16 purges"):
             await purges.start(Selection(tenant="alice"), "root", 1e6)
-        await asyncio.sleep(0.05)
+        await keys_taken(space)
         assert [receipt.state for receipt in receipts] == ["running"] + ["waiting"] * 15
         node.store.reads.release(alice, [held.leases[0].lease_id])
         for receipt in receipts:
@@ -481,7 +491,7 @@ async def test_nobody_waits_for_the_purge_of_another_tenant():
         await node.get(alice, space, hashes)
         purges = Purges(node.store)
         endless = [await purges.start(Selection(tenant="alice"), "alice", 1e6) for _ in range(16)]
-        receipt = await asyncio.wait_for(purge(node, Selection(tenant="bob"), purges=purges), 5)
+        receipt = await asyncio.wait_for(purge(node, Selection(tenant="bob"), purges=purges), 60)
         assert (receipt.state, endless[0].state) == (COMPLETE, "running")
         await purges.stop()
 
@@ -492,7 +502,7 @@ async def test_a_purge_that_waits_for_another_of_its_tenant_is_done_by_its_own_d
         await node.get(alice, space, hashes)
         purges = Purges(node.store)
         endless = await purges.start(Selection(tenant="alice"), "alice", 1e6)
-        receipt = await asyncio.wait_for(purge(node, Selection(model="m"), 0.5, purges), 5)
+        receipt = await asyncio.wait_for(purge(node, Selection(model="m"), 0.5, purges), 60)
         assert (endless.state, receipt.state, endless.sessions_ended_count) == (COMPLETE, COMPLETE, 1)
 
 
@@ -505,7 +515,7 @@ async def test_what_a_stop_cut_short_is_begun_again_by_the_next_daemon():
         purges.receipts.save = on_file.append
         receipt = await purges.start(Selection(tenant="alice"), "root", 1e6)
         assert len(on_file) == 1  # before it is acknowledged
-        await asyncio.sleep(0.02)
+        await keys_taken(space)
         await purges.stop()
         assert receipt.unfinished
         assert not any(entry.holds > 1 for entry in space.entries.values())
@@ -578,12 +588,12 @@ def test_receipts_that_say_incomplete_are_bounded_and_push_out_none_of_another_t
 async def test_a_purge_that_is_begun_again_wipes_what_nobody_can_name_any_more():
     keeper, on_file = MemoryKeeper(), []
     async with Node(16, segment_blocks=4, keeper=keeper) as node:
-        (alice, _), (space, _), (hashes, _) = await two_tenants(node)
-        await node.get(alice, space, hashes)
+        (alice, _), spaces, (hashes, _) = await two_tenants(node)
+        await node.get(alice, spaces[0], hashes)
         purges = Purges(node.store)
         purges.receipts.save = on_file.append
         await purges.start(Selection(model="m"), "root", 5.0)
-        await asyncio.sleep(0.02)
+        await keys_taken(*spaces)
         kept = keeper.snapshot()  # keys are gone, bytes are not
         await purges.stop()
     async with Node(16, segment_blocks=4, keeper=kept) as node:
@@ -591,9 +601,10 @@ async def test_a_purge_that_is_begun_again_wipes_what_nobody_can_name_any_more()
         later = Purges(node.store)
         later.receipts.restore(on_file[0])
         ((again,), _) = later.resume()
+        last_s = node.clock.now + 10.0  # beyond its deadline
         while again.state != COMPLETE:
-            node.clock.now += 1.0
-            await asyncio.sleep(0.01)
+            node.clock.now = min(node.clock.now + 1.0, last_s)
+            await asyncio.sleep(0.001)
         assert in_memory(node, hashes) == set()
 
 

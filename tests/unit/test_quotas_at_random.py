@@ -21,7 +21,7 @@ QUOTAS = {
     "bob": Quota(70 * BLOCK_BYTES, 48 * BLOCK_BYTES, 2.0),
     "carol": Quota(),
 }
-TRIES = 200  # of whoever is within its guarantee: the memory of a retired segment is made anew in between
+TRIES = 4000  # of whoever is within its guarantee: the memory of a retired segment is made anew in between
 KEYS = 40  # chains per tenant
 AUDIT_EVERY = 250
 PHASE = 200  # in each another tenant deletes more than it puts, so that its segments become sparse

@@ -199,7 +199,7 @@ async def test_a_get_waits_for_a_block_that_is_being_written():
         space = await node.space(session)
         await node.space(other)
         reserved = await node.reserve(session, space, chain("a", 2))
-        getting = asyncio.ensure_future(node.get(other, space, chain("a", 2), wait_s=5))
+        getting = asyncio.ensure_future(node.get(other, space, chain("a", 2), wait_s=60))
         await asyncio.sleep(0)
         await node.commit(session, reserved, chain("a", 2))
         assert (await getting).blocks == 2
@@ -212,7 +212,7 @@ async def test_a_get_that_waited_for_an_aborted_block_is_cut_there():
         await node.space(other)
         await node.put(session, space, chain("a", 1))
         reserved = await node.reserve(session, space, chain("a", 2)[1:], parent=chain("a", 1)[0])
-        getting = asyncio.ensure_future(node.get(other, space, chain("a", 2), wait_s=5))
+        getting = asyncio.ensure_future(node.get(other, space, chain("a", 2), wait_s=60))
         await asyncio.sleep(0)
         node.store.writes.abort(session, reserved.reservation_id, [])
         held = await getting
@@ -225,7 +225,7 @@ async def test_a_session_that_ended_while_its_get_waited_holds_nothing():
         space = await node.space(session)
         await node.space(other)
         reserved = await node.reserve(session, space, chain("a", 2))
-        getting = asyncio.ensure_future(node.get(other, space, chain("a", 2), wait_s=5))
+        getting = asyncio.ensure_future(node.get(other, space, chain("a", 2), wait_s=60))
         await asyncio.sleep(0)
         node.store.end_session(other)
         await node.commit(session, reserved, chain("a", 2))
@@ -325,7 +325,7 @@ async def test_a_put_finds_what_is_only_on_nvme():
         session = await node.session()
         space = await node.space(session)
         await node.put(session, space, chain("a", 4))
-        await node.put(session, space, chain("b", 4), wait_s=5)
+        await node.put(session, space, chain("b", 4), wait_s=60)
         await node.settle()
         stored = {hash_ for _, hash_ in node.lower.blocks}
         assert stored >= set(chain("a", 4))

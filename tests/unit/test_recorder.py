@@ -99,7 +99,7 @@ async def test_it_ends_by_itself_at_its_size_and_after_its_time(tmp_path):
         path = (await recorder.start(**limits)).path
         for number in range(200):
             recorder.got(ONE, [ACME], names(number), 0)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while recorder.on:  # noqa: ASYNC110 - a thread of its own turns it off
                 await asyncio.sleep(0.01)
         ended = await recorder.stop()

@@ -277,7 +277,7 @@ async def test_the_store_over_a_log_has_exactly_the_hits_and_writes_of_the_simul
 
             for ids in requests:
                 hashes = [f"{block:016}".encode() for block in ids]
-                held = await node.get(session, space, hashes, wait_s=5)
+                held = await node.get(session, space, hashes, wait_s=60)
                 await settle()
                 node.store.reads.release(session, [lease.lease_id for lease in held.leases])
                 await settle()

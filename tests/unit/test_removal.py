@@ -8,6 +8,7 @@ from kvstored.store.outcomes import MISS
 from kvstored.store.removal import Removals, Why
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
+from kvstored.testing.waiting import turns
 
 WHY = Why(Reason.PURGED, "by a test")
 
@@ -100,8 +101,8 @@ async def test_what_came_up_while_it_was_taken_away_goes_too():
         for entry in list(space.entries.values()):
             node.parts.room.forget(entry)
         node.lower.gate.clear()
-        getting = asyncio.create_task(node.get(session, space, chain("a", 4), wait_s=5))
-        await asyncio.sleep(0.01)
+        getting = asyncio.create_task(node.get(session, space, chain("a", 4), wait_s=60))
+        await turns()
         await Removals(node.parts).remove_all(space, WHY)
         node.lower.gate.set()
         assert (await getting).blocks == 0

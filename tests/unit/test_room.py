@@ -17,7 +17,7 @@ async def two_tenants(node):
     return alice, await node.space(alice), bob, await node.space(bob)
 
 
-async def put_at_last(node, session, space, hashes, tries=50):
+async def put_at_last(node, session, space, hashes, tries=4000):
     """Put and try again, as clients do when they are throttled; outcomes of every try."""
     tried = []
     for _ in range(tries):
@@ -47,7 +47,7 @@ async def test_segments_that_a_tenant_emptied_serve_another(below):
         alice, hers, bob, his = await two_tenants(node)
         await node.put(alice, hers, chain("a", 16))
         await node.store.writes.delete(alice, hers, chain("a", 16))
-        for name in range(200):
+        for name in range(4000):
             await put_at_last(node, bob, his, chain(f"b{name}", 4))
             if node.parts.dram.tenant_usage()["bob"] == (16 * BLOCK_BYTES, 16):
                 break
@@ -72,7 +72,7 @@ async def test_a_segment_that_is_being_filled_does_not_keep_its_tenant_from_more
     async with Node(blocks=16, segment_blocks=4) as node:
         alice, hers, bob, his = await two_tenants(node)
         await node.put(alice, hers, chain("a", 16))
-        for _ in range(50):  # reserved and not committed: its segment has no last use yet
+        for _ in range(4000):  # reserved and not committed: its segment has no last use yet
             reserved = await node.reserve(bob, his, chain("c", 4))
             if reserved.reservation_id:
                 break
@@ -108,8 +108,8 @@ async def test_an_idle_tenants_blocks_are_demoted_before_the_writers_own():
     async with Node(blocks=16, segment_blocks=4, below=MemoryTier(), watermarks=FULL) as node:
         alice, hers, bob, his = await two_tenants(node)
         await node.put(alice, hers, chain("a", 12))
-        for number in range(200):
-            await node.put(bob, his, chain(f"b{number}", 2), wait_s=5)
+        for number in range(4000):
+            await node.put(bob, his, chain(f"b{number}", 2), wait_s=60)
             if node.parts.dram.tenant_usage()["bob"][1] >= 12:
                 break
             await asyncio.sleep(0.005)  # memory is made anew
@@ -133,12 +133,12 @@ async def test_whoever_waits_for_room_does_not_ask_again_and_again():
             return await find(*args, **kwargs)
 
         node.lower.find = counted
-        waiting = asyncio.create_task(node.put(session, space, chain("b", 2), wait_s=5))
+        waiting = asyncio.create_task(node.put(session, space, chain("b", 2), wait_s=60))
         for _ in range(200):
             await asyncio.sleep(0)
         assert asked <= 2
         node.store.reads.release(session, [held.leases[0].lease_id])
-        assert list(await asyncio.wait_for(waiting, 5)) == [RESERVED] * 2
+        assert list(await asyncio.wait_for(waiting, 30)) == [RESERVED] * 2
 
 
 async def test_whoever_waits_for_room_hears_of_blocks_that_came_to_rest():
@@ -150,10 +150,10 @@ async def test_whoever_waits_for_room_hears_of_blocks_that_came_to_rest():
         node.parts.room.evict(list(space.entries.values()), "test")
         node.lower.gate.clear()
         await node.store.prefetches.start(session, [space], chain("a", 4), 0, 0)
-        waiting = asyncio.create_task(node.put(session, space, chain("b", 2), wait_s=5))
+        waiting = asyncio.create_task(node.put(session, space, chain("b", 2), wait_s=60))
         for _ in range(20):
             await asyncio.sleep(0)
         early = waiting.done()
         node.lower.gate.set()
         assert not early, "all of DRAM is on its way up"
-        assert list(await asyncio.wait_for(waiting, 5)) == [RESERVED] * 2
+        assert list(await asyncio.wait_for(waiting, 30)) == [RESERVED] * 2

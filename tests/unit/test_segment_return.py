@@ -8,6 +8,7 @@ from kvstored.catalog.leases import Caller
 from kvstored.errors import InvalidArgument
 from kvstored.store.outcomes import RESERVED
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
+from kvstored.testing.waiting import until
 
 
 class Scene:
@@ -36,11 +37,7 @@ class Scene:
         return self.node.parts.dram.usage().retired_bytes
 
     async def remade(self):
-        for _ in range(2000):
-            if not self.retired_bytes:
-                return
-            await asyncio.sleep(0.002)
-        raise AssertionError("the segment's memory was not made anew")
+        await until(lambda: not self.retired_bytes)
 
 
 async def test_memory_is_made_anew_when_the_holder_has_answered():
@@ -67,7 +64,7 @@ async def test_a_holder_that_never_answers_delays_once():
         await scene.remade()
         assert node.counters["segments_not_returned"] == 1
         node.store.return_wait_s = 1000.0
-        for number in range(100):
+        for number in range(4000):
             await node.put(scene.bob, scene.his, chain(f"y{number}", 4))
             await asyncio.sleep(0.002)
             if len(scene.told) == 3:

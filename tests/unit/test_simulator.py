@@ -109,7 +109,7 @@ async def replay(node, requests):
     found = []
     for ids in requests:
         hashes = [f"{block:016}".encode() for block in ids]
-        held = await node.get(session, space, hashes, wait_s=5)
+        held = await node.get(session, space, hashes, wait_s=60)
         await node.settle()
         node.store.reads.release(session, [lease.lease_id for lease in held.leases])
         await node.settle()

@@ -87,7 +87,7 @@ async def test_large_memory_is_given_back_by_a_thread(monkeypatch):
 
     def slow(mapping):
         punching.set()
-        assert go.wait(10), "the loop waits for the kernel"
+        assert go.wait(60), "the loop waits for the kernel"
         punch(mapping)
 
     monkeypatch.setattr(staging_module.Mapping, "punch", slow)
@@ -129,7 +129,7 @@ async def test_a_cancelled_creation_leaves_nothing(monkeypatch):
     made, go, make = [], threading.Event(), staging_module._make
 
     def slow(size):
-        go.wait(10)
+        go.wait(60)
         made.append(make(size))
         return made[0]
 

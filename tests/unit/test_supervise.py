@@ -16,7 +16,7 @@ from kvstored.supervise import Restarts
 from kvstored.testing import process_figures
 
 STAND_IN = Path(__file__).with_name("supervised.py")
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 
 
 class Life:

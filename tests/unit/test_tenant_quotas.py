@@ -28,7 +28,7 @@ async def open_two(node):
 
 async def put_within(node, session, space, hashes):
     """Put, and again while room is on its way; the outcomes of the last try."""
-    for _ in range(200):
+    for _ in range(4000):
         outcomes = await node.put(session, space, hashes)
         if THROTTLED not in outcomes:
             return list(outcomes)

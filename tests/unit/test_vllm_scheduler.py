@@ -156,7 +156,7 @@ def test_requests_with_an_adapter_that_nothing_tells_are_left_alone(lora, caplog
 
 def test_a_request_does_not_wait_for_its_adapter_for_ever(tmp_path, monkeypatch):
     now, go_on = [0.0], threading.Event()
-    monkeypatch.setattr(adapters, "adapter_identity", lambda *_: go_on.wait(10) and "late")
+    monkeypatch.setattr(adapters, "adapter_identity", lambda *_: go_on.wait(60) and "late")
     found, asked = Adapters(2.0, clock=lambda: now[0]), request(lora=adapter(tmp_path / "one"))
     assert not found.settled(asked)
     now[0] = 2.5

@@ -39,7 +39,7 @@ class Store:
     def get(self, namespaces, hashes, wait_s):
         self.asked.append((list(hashes), wait_s))
         self.namespaces.append(list(namespaces))
-        self.gate.wait(10)
+        self.gate.wait(60)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
