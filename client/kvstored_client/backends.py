@@ -12,10 +12,10 @@ from typing import Final
 
 from kvstored_proto.layout import Indices
 
-from kvstored_client import device_loads, device_stores, device_verbs, putting, verbs
+from kvstored_client import device_loads, device_stores, device_verbs, own_loads, putting
+from kvstored_client.chains import Chain
 from kvstored_client.core import Core
 from kvstored_client.cuda_driver import CudaFailed
-from kvstored_client.device_stores import Chain
 from kvstored_client.device_verbs import REGISTER_TIMEOUT_S, DeviceMemory
 from kvstored_client.effects import CONNECT, Verb
 from kvstored_client.errors import FAILED_PRECONDITION, KVStoredClientError, Refused
@@ -23,7 +23,6 @@ from kvstored_client.keys import Packed
 from kvstored_client.layers import How
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import Outcome, PutResult
-from kvstored_client.slots import BYTES_PER_BLOCK
 
 _log: Final = logging.getLogger("kvstored_client")
 
@@ -71,30 +70,16 @@ def load(
     """How many leading blocks were copied to the engine's."""
     if (yield from opened(core, memory)):
         return (yield from device_loads.load(core, memory, namespace, hashes, ids, wait_s, how))
-    delivered = 0
-    deadline_s = time.monotonic() + (min(wait_s, how.deadline_s) if how.deadline_s else wait_s)
-    while delivered < hashes.length:
-        connection = yield CONNECT
-        rest = hashes.part(delivered, hashes.length)
-        asked = verbs.leading(connection, rest, BYTES_PER_BLOCK).length
-        place = memory.kv.at(ids[delivered : delivered + asked], how.layers).place(asked, writable=True)
-        left_s = max(0.0, deadline_s - time.monotonic())
-        came = yield from verbs.get_into(core, [namespace], rest.part(0, asked), [place], left_s)
-        delivered += came
-        if came < asked:
-            break
-    return delivered
+    return (yield from own_loads.load(core, memory.kv, namespace, hashes, ids, wait_s, how.layers, how.deadline))
 
 
-def store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float, limit_s: float) -> Verb[PutResult]:
-    """Store the engine's blocks; where nobody can, the result says why. `limit_s`: of the daemon's copies."""
+def store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float) -> Verb[PutResult]:
+    """Store the engine's blocks; where nobody can, the result says why."""
     try:
         by_daemon = yield from opened(core, memory)
     except KVStoredClientError as error:
         core.failed_open(error)
         return PutResult.of([Outcome.MISS] * chain.hashes.length, 0, error=error)
     if by_daemon:
-        return (yield from device_stores.store(core, memory, chain, wait_s, limit_s))
-    source = memory.kv.at(chain.ids).place(chain.hashes.length, writable=False)
-    putting_all = putting.put(core, chain.namespace, chain.hashes, source, chain.parent, wait_s, chain.terms)
-    return (yield from putting_all)
+        return (yield from device_stores.store(core, memory, chain, wait_s))
+    return (yield from putting.run(chain.put(core, memory.kv, wait_s)))

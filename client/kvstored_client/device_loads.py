@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvstored_proto.layout import Indices
 from kvstored_proto.v1 import kvstored_pb2 as pb
@@ -88,7 +87,7 @@ def start_load(
 ) -> Verb[Started]:
     """Ask for a load, of as many leading blocks as one call carries; its `finish` must follow."""
     connection = yield CONNECT
-    if how != How() and LAYERS not in connection.opened.features:
+    if not how.plain and LAYERS not in connection.opened.features:
         raise Refused(FAILED_PRECONDITION, "the daemon knows neither layers nor deadlines: update it")
     number = yield from number_of(connection, memory, core.timeout_s())
     (namespace_id,) = yield from namespace_ids(core, connection, [namespace])
@@ -105,7 +104,7 @@ def start_load(
         transfer_id=next(core.transfers),
         done_word=page.take_word() if page is not None else 0,
         layers_word=page.take_word() if page is not None and how.by_layer else 0,
-        deadline_ms=milliseconds(how.deadline_s),
+        deadline_ms=how.deadline.milliseconds_left,
     )
     if how.layers is not None:
         request.first_layer, request.layers = first, end - first
@@ -137,11 +136,8 @@ def load(
 ) -> Verb[int]:
     """How many leading blocks were copied to the engine's."""
     delivered = 0
-    deadline_s = time.monotonic() + how.deadline_s
     while delivered < hashes.length:
         rest = hashes.part(delivered, hashes.length)
-        if delivered and how.deadline_s:
-            how = replace(how, deadline_s=max(0.001, deadline_s - time.monotonic()))
         started = yield from start_load(core, memory, namespace, rest, ids[delivered:], wait_s, how)
         came = yield from started.finish()
         delivered += came

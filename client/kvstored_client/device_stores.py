@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from kvstored_proto.layout import Indices
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
+from kvstored_client.chains import Chain
 from kvstored_client.connection import Connection, Ticket
 from kvstored_client.core import Core
 from kvstored_client.device_verbs import (
@@ -24,41 +24,22 @@ from kvstored_client.device_verbs import (
 from kvstored_client.effects import CONNECT, Sleep, Verb, call, finish
 from kvstored_client.errors import FAILED_PRECONDITION, KVStoredClientError, Refused
 from kvstored_client.hinting import of_put
-from kvstored_client.keys import Packed
-from kvstored_client.namespace import Namespace
 from kvstored_client.putting import first_to_retry
 from kvstored_client.results import Outcome, PutResult, outcomes
-from kvstored_client.terms import Terms
 from kvstored_client.verbs import check_knows_ttl, leading, milliseconds, namespace_ids
 from kvstored_client.writing import DURABILITIES, DURABLE_TIMEOUT_S
 
 PAUSE_S: Final = 0.005  # before a store is tried again
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """What is to be stored."""
-
-    namespace: Namespace
-    hashes: Packed
-    ids: Indices
-    parent: bytes
-    terms: Terms
-
-    @property
-    def durable(self) -> bool:
-        """Whether it is answered when it is on NVMe."""
-        return self.terms.want_nvme(self.namespace.terms)
-
-
 def _request(
-    core: Core, memory: DeviceMemory, connection: Connection, chain: Chain, start: int, wait_s: float, limit_s: float
+    core: Core, memory: DeviceMemory, connection: Connection, chain: Chain, start: int, wait_s: float
 ) -> Verb[tuple[pb.StoreRequest, int]]:
     """For as many blocks from `start` on as one call carries, and how many these are. Raises Refused."""
     terms = chain.terms
     if terms.ttl_s:
         check_knows_ttl(connection)
-    if limit_s and LAYERS not in connection.opened.features:
+    if chain.deadline.limited and LAYERS not in connection.opened.features:
         raise Refused(FAILED_PRECONDITION, "the daemon does not know deadlines: update it")
     number = yield from number_of(connection, memory, core.timeout_s())
     (namespace_id,) = yield from namespace_ids(core, connection, [chain.namespace])
@@ -76,7 +57,7 @@ def _request(
         sliding_ttl=terms.sliding,
         hints=of_put(terms.hint),
         transfer_id=next(core.transfers),
-        deadline_ms=milliseconds(limit_s),
+        deadline_ms=chain.deadline.milliseconds_left,
     )
     return request, part.length
 
@@ -105,20 +86,20 @@ def _reply(core: Core, connection: Connection, ticket: Ticket, transfer_id: int,
         raise
 
 
-def store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float, limit_s: float) -> Verb[PutResult]:
+def store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float) -> Verb[PutResult]:
     """Store the engine's blocks, throttled ones again while `wait_s` lasts; what was stored before a failure counts.
 
-    `limit_s`: a call that takes longer is given up, and what it was to store with it; 0: none.
+    A call that is under way at its deadline is given up, and what it was to store with it.
     """
     final = [Outcome.MISS] * chain.hashes.length
     written = start = 0
-    deadline_s = time.monotonic() + wait_s
+    deadline_s = time.monotonic() + chain.deadline.left_s(wait_s)
     failure: KVStoredClientError | None = None
     try:
         while start < chain.hashes.length:
             connection = yield CONNECT
             left_s = deadline_s - time.monotonic()
-            request, count = yield from _request(core, memory, connection, chain, start, left_s, limit_s)
+            request, count = yield from _request(core, memory, connection, chain, start, left_s)
             ticket = connection.start(pb.OPERATION_STORE, request)
             reply = yield from _reply(core, connection, ticket, request.transfer_id, _answer_s(core, chain, wait_s))
             final[start : start + count] = outcomes(reply.outcomes)[:count]
@@ -187,12 +168,12 @@ class Started:
         return PutResult.of(final, written, durable=chain.durable, error=failure)
 
 
-def start_store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float, limit_s: float) -> Verb[Started]:
+def start_store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float) -> Verb[Started]:
     """Ask for a store of as many leading blocks as one call carries; its `finish` must follow."""
     connection = yield CONNECT
     if LAYERS not in connection.opened.features:
         raise Refused(FAILED_PRECONDITION, "the daemon does not know layers: update it")
-    request, _ = yield from _request(core, memory, connection, chain, 0, wait_s, limit_s)
+    request, _ = yield from _request(core, memory, connection, chain, 0, wait_s)
     request.by_layers = True
     request.layers_word = connection.page.take_word() if connection.page is not None else 0
     ticket = connection.start(pb.OPERATION_STORE, request)

@@ -15,13 +15,14 @@ from kvstored_client import hinting, verbs
 from kvstored_client.bridge import Bridge
 from kvstored_client.connection import Connection
 from kvstored_client.core import Core
+from kvstored_client.deadline import Deadline
 from kvstored_client.effects import Verb, Work
 from kvstored_client.errors import Unavailable
 from kvstored_client.hinting import Hints
 from kvstored_client.keys import Packed
 from kvstored_client.namespace import Namespace
+from kvstored_client.putting import Put
 from kvstored_client.results import Outcome, outcomes
-from kvstored_client.terms import Terms
 from kvstored_client.writing import DURABILITIES, DURABLE_TIMEOUT_S
 
 CHUNK_BYTES: Final = 1 << 20  # of a block, in one message
@@ -77,16 +78,18 @@ def _receive(bridge: Bridge, request: pb.GetInlineRequest, place: memory.Place, 
 
 
 def put(
-    core: Core,
+    asked: Put,
     connection: Connection,
-    namespace: Namespace,
     hashes: Packed,
     source: memory.Place,
     parent: bytes,
-    terms: Terms,
     final: list[Outcome],
 ) -> Verb[int]:
-    """Store blocks, those that are not stored yet, and say in `final` what became of each; how many were written."""
+    """Store a part of a put, and say in `final` what became of each; how many were written.
+
+    Those that are not stored yet; where its deadline passes, what was sent before.
+    """
+    core, namespace, terms = asked.core, asked.namespace, asked.terms
     durable = terms.want_nvme(namespace.terms)
     if durable:
         verbs.check_knows_durability(connection)
@@ -105,42 +108,40 @@ def put(
     missing = [i for i, each in enumerate(final) if each is Outcome.MISS]
     written = 0
     if missing:
-        written = yield from _send(core, connection, header, hashes, missing, source, parent, final)
+        blocks = _requests(header, hashes, missing, source, parent, asked.deadline)
+        size_bytes = sum(source.sizes_bytes[i] for i in missing)
+        outcomes_of = yield from _sent(core, connection, blocks, size_bytes, durable)
+        for i, each in zip(missing, outcomes_of, strict=False):
+            final[i] = each
+            written += each in (Outcome.HIT, Outcome.NOT_DURABLE)
+            core.stats.bytes_stored += source.sizes_bytes[i] * (each is Outcome.HIT)
+        core.stats.blocks_stored += written
     if terms.hint:  # of what is stored already too, which is not in the stream
         yield from hinting.hint(core, namespace, [hashes.one(i) for i in range(hashes.length)], cast(Hints, terms.hint))
     return written
 
 
-def _send(
-    core: Core,
-    connection: Connection,
-    header: pb.PutInlineHeader,
-    hashes: Packed,
-    missing: Sequence[int],
-    source: memory.Place,
-    parent: bytes,
-    final: list[Outcome],
-) -> Verb[int]:
-    """One stream; what became of each block is in `final`."""
-    durable = header.durability == pb.DURABILITY_NVME
-    size_bytes = sum(source.sizes_bytes[i] for i in missing)
+def _sent(
+    core: Core, connection: Connection, blocks: Iterator[pb.PutInlineRequest], size_bytes: int, durable: bool
+) -> Verb[list[Outcome]]:
+    """One stream; what became of each block."""
     limit_s = core.timeout_s() + size_bytes / SLOWEST_BYTES_PER_S + (DURABLE_TIMEOUT_S if durable else 0.0)
-    requests = _requests(header, hashes, missing, source, parent)
-    reply = yield Work(partial(bridge_of(connection).put, requests, limit_s), size_bytes)
-    written = 0
-    for i, each in zip(missing, outcomes(reply.outcomes), strict=False):
-        final[i] = each
-        written += each in (Outcome.HIT, Outcome.NOT_DURABLE)
-        core.stats.bytes_stored += source.sizes_bytes[i] * (each is Outcome.HIT)
-    core.stats.blocks_stored += written
-    return written
+    reply = yield Work(partial(bridge_of(connection).put, blocks, limit_s), size_bytes)
+    return outcomes(reply.outcomes)
 
 
 def _requests(
-    header: pb.PutInlineHeader, hashes: Packed, indices: Sequence[int], source: memory.Place, parent: bytes
+    header: pb.PutInlineHeader,
+    hashes: Packed,
+    indices: Sequence[int],
+    source: memory.Place,
+    parent: bytes,
+    deadline: Deadline,
 ) -> Iterator[pb.PutInlineRequest]:
-    """Of each block its header, then its bytes; one is in memory at a time."""
+    """Of each block its header, then its bytes, until the deadline; one is in memory at a time."""
     for i in indices:
+        if deadline.passed():
+            return
         header.hash, header.parent = hashes.one(i), hashes.one(i - 1) if i else parent
         header.size_bytes = source.sizes_bytes[i]
         yield pb.PutInlineRequest(header=header)

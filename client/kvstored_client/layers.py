@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
+from kvstored_client.deadline import NEVER, Deadline
 from kvstored_client.effects import Verb
 from kvstored_client.errors import KVStoredClientError
 from kvstored_client.results import Outcome, PutResult
@@ -25,7 +26,12 @@ class How:
 
     layers: Range | None = None
     by_layer: bool = False
-    deadline_s: float = 0.0
+    deadline: Deadline = NEVER
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing of this is asked for."""
+        return self.layers is None and not self.by_layer and not self.deadline.limited
 
 
 class Arrived(NamedTuple):
@@ -101,6 +107,26 @@ class NotStored:
         """See `StoreBegun`."""
         return self._result
         yield  # makes this a generator
+
+
+class AtTheEnd:
+    """A store by layers that is done as a whole, when all of them are ready."""
+
+    def __init__(self, whole: Verb[PutResult], count: int) -> None:
+        self._whole, self._count = whole, count
+
+    def ready(self, layers: int) -> None:
+        """See `StoreBegun`."""
+
+    def copied(self) -> Range:
+        """See `StoreBegun`."""
+        return 0, 0
+
+    def finish(self, *, cancel: bool) -> Verb[PutResult]:
+        """See `StoreBegun`."""
+        if cancel:
+            return PutResult.of([Outcome.MISS] * self._count, 0)
+        return (yield from self._whole)
 
 
 # ---- what an engine holds ----

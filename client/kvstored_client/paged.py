@@ -23,6 +23,7 @@ import numpy.typing as npt
 from kvstored_proto.layout import Fragment, Indices, Layout, fragments_of
 
 from kvstored_client import buffers as memory
+from kvstored_client.cuda_driver import CudaFailed
 
 if TYPE_CHECKING:
     from kvstored_client.device_copies import DeviceCopier
@@ -154,6 +155,18 @@ class PagedKV:
         first, end = self.check_layers(layers)
         return PagedBlocks(self, block_ids, slice(self._cuts[first], self._cuts[end]))
 
+    def place_of_layers(self, ids: Indices, layers: tuple[int, int]) -> memory.Place:
+        """Of stored blocks what these layers have of them, at its place in each. Raises CudaFailed."""
+        return self.place_of(ids, slice(self._cuts[layers[0]], self._cuts[layers[1]]))
+
+    def place_of(self, ids: Indices, part: slice) -> memory.Place:
+        """Some of the fragments of stored blocks. Raises CudaFailed where they are on a GPU that is out of reach."""
+        if self.device == CPU:
+            return PagedPlace(self, ids, part)
+        from kvstored_client.device_copies import DevicePlace
+
+        return DevicePlace(self.copier, self.layout, [tensor.address for tensor in self.tensors], ids, part)
+
     @cached_property
     def copier(self) -> DeviceCopier:
         """What copies memory of a GPU from here. Raises `cuda_driver.CudaFailed` where there is no driver."""
@@ -188,21 +201,11 @@ class PagedBlocks(memory.PlacedBlocks):
             raise TypeError("a tensor to read into is read-only")
         if not writable and self._part != slice(0, len(self.kv.layout.fragments)):
             raise ValueError("blocks are stored whole, not some of their layers")
-        if self.kv.device != CPU:
-            return self._on_device(count)
-        return PagedPlace(self.kv, self.kv.layout.check_ids(self.block_ids, count), self._part)
-
-    def _on_device(self, count: int) -> memory.Place:
-        from kvstored_client.cuda_driver import CudaFailed
-        from kvstored_client.device_copies import DevicePlace
-
         ids = self.kv.layout.check_ids(self.block_ids, count)
         try:
-            copier = self.kv.copier
+            return self.kv.place_of(ids, self._part)
         except CudaFailed as error:
             raise TypeError(f"the tensors are on {self.kv.device}, and only the CPU's can be copied: {error}") from None
-        bases = [tensor.address for tensor in self.kv.tensors]
-        return DevicePlace(copier, self.kv.layout, bases, ids, self._part)
 
 
 class PagedPlace:

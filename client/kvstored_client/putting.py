@@ -15,13 +15,16 @@ from functools import partial
 from typing import Final
 
 from kvstored_client import buffers as memory
+from kvstored_client import whole
 from kvstored_client.connection import Connection
 from kvstored_client.core import Core
+from kvstored_client.deadline import NEVER, Deadline
 from kvstored_client.effects import CONNECT, Sleep, Verb, Work
 from kvstored_client.errors import KVStoredClientError
 from kvstored_client.keys import Packed
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import Outcome, PutResult
+from kvstored_client.staged import COMMITS_IN_FLIGHT as STAGED_COMMITS_IN_FLIGHT
 from kvstored_client.staging import StagingRing, aligned
 from kvstored_client.terms import Terms
 from kvstored_client.verbs import leading
@@ -33,6 +36,7 @@ from kvstored_client.writing import (
     Reservation,
     batches,
     collect,
+    commit_all,
     place,
     reserve,
     start_commit,
@@ -82,67 +86,91 @@ class _Ahead:
 
 
 @dataclass(slots=True)
-class _Progress:
-    final: list[Outcome]
+class Put:
+    """Blocks that are to be stored, and what became of each."""
+
+    core: Core
+    namespace: Namespace
+    hashes: Packed
+    source: memory.Place
+    parent: bytes
+    wait_s: float
     terms: Terms
+    deadline: Deadline = NEVER
+    final: list[Outcome] = field(init=False)
     stored: int = 0
     throttled: bool = False  # no copies on a guess any more
 
+    def __post_init__(self) -> None:
+        self.final = [Outcome.MISS] * self.hashes.length
 
-def put(
-    core: Core,
-    namespace: Namespace,
-    hashes: Packed,
-    source: memory.Place,
-    parent: bytes,
-    wait_s: float,
-    terms: Terms,
-) -> Verb[PutResult]:
-    """Store blocks. What was stored before a failure counts; the rest is refused."""
-    progress = _Progress([Outcome.MISS] * hashes.length, terms)
+    def before(self, start: int) -> bytes:
+        """The parent of block `start`."""
+        return self.hashes.one(start - 1) if start else self.parent
+
+    def settle(self, reservation: Reservation, start: int) -> None:
+        """No more becomes of these blocks, the first of which is `start`."""
+        reservation.settle()
+        self.final[start : start + len(reservation.final)] = reservation.final
+        self.stored += reservation.stored
+        self.core.stats.blocks_stored += reservation.stored
+        self.core.stats.bytes_stored += reservation.stored_bytes
+
+    def result(self, error: KVStoredClientError | None = None) -> PutResult:
+        """As it is now."""
+        durable = self.terms.want_nvme(self.namespace.terms)
+        return PutResult.of(self.final, self.stored, durable=durable, error=error)
+
+
+def run(put: Put, staged: tuple[Reservation, list[Batch]] | None = None) -> Verb[PutResult]:
+    """Store blocks. What was stored before a failure counts; the rest is refused.
+
+    `staged`: a reservation of the leading blocks, and batches of it that lie in staging already.
+    """
     failure: KVStoredClientError | None = None
     try:
-        yield from _put_parts(core, namespace, hashes, source, parent, wait_s, progress)
+        start = 0 if staged is None else (yield from _commit_staged(put, *staged))
+        yield from _put_parts(put, start)
     except KVStoredClientError as error:
-        core.failed_open(error)
+        put.core.failed_open(error)
         failure = error
-    durable = terms.want_nvme(namespace.terms)
-    return PutResult.of(progress.final, progress.stored, durable=durable, error=failure)
+    return put.result(failure)
 
 
-def _put_parts(
-    core: Core,
-    namespace: Namespace,
-    hashes: Packed,
-    source: memory.Place,
-    parent: bytes,
-    wait_s: float,
-    progress: _Progress,
-) -> Verb[None]:
+def _commit_staged(put: Put, reservation: Reservation, parts: list[Batch]) -> Verb[int]:
+    """The first block that is still to be put, afterwards."""
+    try:
+        yield from commit_all(put.core, reservation, parts, STAGED_COMMITS_IN_FLIGHT)
+    finally:
+        whole.give_back(reservation.ring, parts)
+        put.settle(reservation, 0)
+    again = first_to_retry(put.core, reservation.final)
+    return len(reservation.final) if again is None else again
+
+
+def _put_parts(put: Put, start: int) -> Verb[None]:
     """One reservation after the other; throttled blocks again, while `wait_s` lasts."""
-    deadline_s = time.monotonic() + wait_s
-    start = 0
-    while start < hashes.length:
+    core, hashes, deadline_s = put.core, put.hashes, time.monotonic() + put.wait_s
+    while start < hashes.length and not put.deadline.passed():
         connection: Connection = yield CONNECT
         part = leading(connection, hashes.part(start, hashes.length))
-        end = start + part.length
-        before = hashes.one(start - 1) if start else parent
         if connection.carrier is not None:
-            again = yield from _put_inline(core, connection, namespace, part, source, before, progress, start)
-            start = end if again is None else start + again
+            again = yield from _put_inline(put, connection, part, start)
+            start = start + part.length if again is None else start + again
             if again is not None:
                 if time.monotonic() + _PAUSE_MAX_S > deadline_s:
                     return
                 yield Sleep(_PAUSE_MAX_S)
             continue
-        left_s = max(0.0, deadline_s - time.monotonic())
-        ahead = _Ahead(source.part(start, end), wanted=not progress.throttled)
-        reservation = yield from _put_part(core, namespace, part, before, left_s, ahead, progress, start)
+        if put.deadline.limited and connection.staging is not None:
+            part = part.part(0, whole.most_blocks(put.source.sizes_bytes[start:], connection.staging))
+        left_s = put.deadline.left_s(max(0.0, deadline_s - time.monotonic()))
+        reservation = yield from _put_part(put, part, left_s, start)
         again = first_to_retry(core, reservation.final)
         if again is None:
-            start = end
+            start += part.length
             continue
-        progress.throttled = True
+        put.throttled = True
         pause_s = max(_DURABLE_PAUSE_S if reservation.durable else _PAUSE_MIN_S, reservation.retry_after_s)
         if time.monotonic() + pause_s > deadline_s:
             return
@@ -150,57 +178,36 @@ def _put_parts(
         start += again
 
 
-def _put_inline(
-    core: Core,
-    connection: Connection,
-    namespace: Namespace,
-    part: Packed,
-    source: memory.Place,
-    parent: bytes,
-    progress: _Progress,
-    start: int,
-) -> Verb[int | None]:
+def _put_inline(put: Put, connection: Connection, part: Packed, start: int) -> Verb[int | None]:
     """One stream of blocks inside of messages; the first block that may be stored if it is put again."""
     from kvstored_client import inline
 
     final = [Outcome.MISS] * part.length
-    place = source.part(start, start + part.length)
-    stored = yield from inline.put(core, connection, namespace, part, place, parent, progress.terms, final)
-    progress.stored += stored
-    progress.final[start : start + part.length] = final
-    return first_to_retry(core, final)
+    place = put.source.part(start, start + part.length)
+    stored = yield from inline.put(put, connection, part, place, put.before(start), final)
+    put.stored += stored
+    put.final[start : start + part.length] = final
+    return first_to_retry(put.core, final)
 
 
-def _put_part(
-    core: Core,
-    namespace: Namespace,
-    part: Packed,
-    parent: bytes,
-    wait_s: float,
-    ahead: _Ahead,
-    progress: _Progress,
-    start: int,
-) -> Verb[Reservation]:
-    """One reservation; what became of it is in `progress`, however it ends."""
+def _put_part(put: Put, part: Packed, wait_s: float, start: int) -> Verb[Reservation]:
+    """One reservation; what became of it is in `put`, however it ends."""
+    core, source = put.core, put.source.part(start, start + part.length)
+    ahead = _Ahead(source, wanted=not put.throttled and not put.deadline.limited)
     try:
         reservation = yield from reserve(
-            core, namespace, part, ahead.source.sizes_bytes, parent, wait_s, progress.terms, meanwhile=ahead.copy
+            *(core, put.namespace, part, source.sizes_bytes, put.before(start), wait_s, put.terms), meanwhile=ahead.copy
         )
         try:
-            yield from _fill(core, reservation, ahead)
+            if put.deadline.limited:
+                yield from whole.fill(core, reservation, source, put.deadline)
+            else:
+                yield from _fill(core, reservation, ahead)
         finally:
-            _settle(core, reservation, progress, start)
+            put.settle(reservation, start)
         return reservation
     finally:
         ahead.give_back()
-
-
-def _settle(core: Core, reservation: Reservation, progress: _Progress, start: int) -> None:
-    reservation.settle()
-    progress.final[start : start + len(reservation.final)] = reservation.final
-    progress.stored += reservation.stored
-    core.stats.blocks_stored += reservation.stored
-    core.stats.bytes_stored += reservation.stored_bytes
 
 
 def first_to_retry(core: Core, final: Sequence[Outcome]) -> int | None:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kvstored_proto.layout import Indices
 
-from kvstored_client import requests
+from kvstored_client import own_loads, own_stores, putting, requests
+from kvstored_client.chains import Chain
 from kvstored_client.core import Core
+from kvstored_client.deadline import TOO_LATE, Deadline
 from kvstored_client.effects import CONNECT, Verb
 from kvstored_client.errors import KVStoredClientError
-from kvstored_client.keys import pack
-from kvstored_client.layer_loads import LayerCopies
+from kvstored_client.keys import Packed, pack
 from kvstored_client.layers import Came, How, LoadBegun, NotStored, Range, StoreBegun
 from kvstored_client.namespace import Namespace
 from kvstored_client.paged import CPU, PagedKV
-from kvstored_client.results import Outcome, PutResult
-from kvstored_client.terms import Terms
+from kvstored_client.results import PutResult
+from kvstored_client.terms import Terms, check_seconds
 
 if TYPE_CHECKING:
-    from kvstored_client.device_stores import Chain
     from kvstored_client.device_verbs import DeviceMemory
 
+T = TypeVar("T")
 SHM: Final = "shm"
 INLINE: Final = "inline"
 CUDA_IPC: Final = "cuda_ipc"
@@ -35,6 +36,7 @@ class Registered:
         self.kv = kv
         self._core = core
         self._closed = False
+        self._failed_last = ""  # what the client did not do
         self._device: DeviceMemory | None = None
         if kv.device != CPU:
             from kvstored_client.device_verbs import DeviceMemory
@@ -55,12 +57,13 @@ class Registered:
 
     @property
     def reason(self) -> str:
-        """Why the daemon does not copy a GPU's memory, or what failed last; empty where all is well."""
-        if self._device is not None and self._device.reason:
-            return self._device.reason
-        return (
-            "" if self._core.is_connected() else f"no session with the daemon: {self._core.connect_error or 'closed'}"
-        )
+        """Why the daemon does not copy a GPU's memory, and what failed last; empty where all is well."""
+        said = [self._device.reason] if self._device is not None and self._device.reason else []
+        if self._failed_last:
+            said.append(self._failed_last)
+        if not said and not self._core.is_connected():
+            said.append(f"no session with the daemon: {self._core.connect_error or 'closed'}")
+        return "; ".join(said)
 
     def load_verb(
         self,
@@ -73,15 +76,19 @@ class Registered:
     ) -> Verb[int]:
         """For `load`. Raises RuntimeError after the end, ValueError or TypeError for wrong arguments."""
         self._check()
-        if self._device is None or not len(hashes):
-            wait_s = min(wait_s, deadline_s) if deadline_s else wait_s
-            return requests.get_into(self._core, namespace, hashes, self.kv.at(block_ids, layers), wait_s, 0)
+        self.kv.check_layers(layers)
+        if not len(hashes):
+            return nothing(0)
+        ids = self.kv.layout.check_ids(block_ids, len(hashes))
+        how = How(layers, deadline=self._deadline(deadline_s))
+        return self._load(requests.one(namespace), pack(hashes), ids, wait_s, how)
+
+    def _load(self, namespace: Namespace, hashes: Packed, ids: Indices, wait_s: float, how: How) -> Verb[int]:
+        if self._device is None:
+            return own_loads.load(self._core, self.kv, namespace, hashes, ids, wait_s, how.layers, how.deadline)
         from kvstored_client import backends
 
-        self.kv.check_layers(layers)
-        how = How(layers, deadline_s=deadline_s)
-        ids = self.kv.layout.check_ids(block_ids, len(hashes))
-        return backends.load(self._core, self._device, requests.one(namespace), pack(hashes), ids, wait_s, how)
+        return backends.load(self._core, self._device, namespace, hashes, ids, wait_s, how)
 
     def start_load_verb(
         self,
@@ -97,30 +104,26 @@ class Registered:
         self._check()
         first, end = self.kv.check_layers(layers)
         if not len(hashes):
-            return came(0, end - first)
+            return nothing(Came(0, end - first))
         ids = self.kv.layout.check_ids(block_ids, len(hashes))
-        how = How(layers, by_layer, deadline_s)
-        return self._start_load(requests.one(namespace), hashes, ids, wait_s, how, (first, end))
+        how = How(layers, by_layer, self._deadline(deadline_s))
+        return self._start_load(requests.one(namespace), pack(hashes), ids, wait_s, how)
 
     def _start_load(
-        self, namespace: Namespace, hashes: Sequence[bytes], ids: Indices, wait_s: float, how: How, layers: Range
+        self, namespace: Namespace, hashes: Packed, ids: Indices, wait_s: float, how: How
     ) -> Verb[LoadBegun]:
         if (yield from self._by_daemon()):
             from kvstored_client import device_loads
 
             memory = self._device
             assert memory is not None, "the daemon copies a GPU's memory only"
-            return (yield from device_loads.start_load(self._core, memory, namespace, pack(hashes), ids, wait_s, how))
+            return (yield from device_loads.start_load(self._core, memory, namespace, hashes, ids, wait_s, how))
+        first, end = self.kv.check_layers(how.layers)
         connection = yield CONNECT
-        if not how.by_layer or connection.carrier is not None:
-            blocks = yield from self.load_verb(namespace, hashes, ids, wait_s, how.layers, how.deadline_s)
-            return Came(blocks, layers[1] - layers[0])
-        held = yield from requests.get(self._core, namespace, hashes, wait_s)
-        if not len(held):
-            return Came(0, 0)
-        copies = LayerCopies(held, self.kv, ids[: len(held)], layers)
-        yield from copies.begin()
-        return copies
+        if how.by_layer and connection.carrier is None:
+            wait_s = how.deadline.left_s(wait_s)
+            return (yield from own_loads.by_layers(self._core, self.kv, namespace, hashes, ids, wait_s, how))
+        return Came((yield from self._load(namespace, hashes, ids, wait_s, how)), end - first)
 
     def _by_daemon(self) -> Verb[bool]:
         """Whether the daemon copies. Raises Refused where nobody can."""
@@ -142,12 +145,14 @@ class Registered:
     ) -> Verb[PutResult]:
         """For `store`; errors as of `load_verb`."""
         self._check()
-        if self._device is None or not len(hashes):
-            return requests.put(self._core, namespace, hashes, self.kv.at(block_ids), parent, wait_s, 0, terms)
+        if not len(hashes):
+            return nothing(PutResult())
+        chain = self._chain(namespace, hashes, block_ids, parent, terms, deadline_s)
+        if self._device is None:
+            return putting.run(chain.put(self._core, self.kv, wait_s))
         from kvstored_client import backends
 
-        chain = self.chain(namespace, hashes, block_ids, parent, terms)
-        return backends.store(self._core, self._device, chain, wait_s, deadline_s)
+        return backends.store(self._core, self._device, chain, wait_s)
 
     def start_store_verb(
         self,
@@ -160,32 +165,49 @@ class Registered:
         deadline_s: float = 0.0,
     ) -> Verb[StoreBegun]:
         """For `start_store`; errors as of `load_verb`."""
-        whole = self.store_verb(namespace, hashes, block_ids, parent, wait_s, terms, deadline_s)
-        if self._device is None or not len(hashes):
-            return at_the_end(whole, len(hashes))
-        return self._start_store(self.chain(namespace, hashes, block_ids, parent, terms), whole, wait_s, deadline_s)
+        self._check()
+        if not len(hashes):
+            return nothing(NotStored(0))
+        chain = self._chain(namespace, hashes, block_ids, parent, terms, deadline_s)
+        if self._device is None:
+            return own_stores.begin(chain.put(self._core, self.kv, wait_s), self.kv, chain.ids, self._given_up)
+        return self._start_store(chain, wait_s)
 
-    def _start_store(self, chain: Chain, whole: Verb[PutResult], wait_s: float, deadline_s: float) -> Verb[StoreBegun]:
+    def _start_store(self, chain: Chain, wait_s: float) -> Verb[StoreBegun]:
         from kvstored_client import device_stores
 
-        memory, count = self._device, chain.hashes.length
-        assert memory is not None, "else it is `at_the_end`"
+        core, memory = self._core, self._device
+        assert memory is not None, "else the client copies"
         try:
             if (yield from self._by_daemon()):
-                return (yield from device_stores.start_store(self._core, memory, chain, wait_s, deadline_s))
+                return (yield from device_stores.start_store(core, memory, chain, wait_s))
         except KVStoredClientError as error:
-            self._core.failed_open(error)
-            return NotStored(count, error)
-        return AtTheEnd(whole, count)
+            core.failed_open(error)
+            return NotStored(chain.hashes.length, error)
+        put = chain.put(core, self.kv, wait_s)
+        return (yield from own_stores.begin(put, self.kv, chain.ids, self._given_up))
 
-    def chain(
-        self, namespace: Namespace, hashes: Sequence[bytes], block_ids: Any, parent: bytes, terms: Terms
+    def _chain(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        block_ids: Any,
+        parent: bytes,
+        terms: Terms,
+        deadline_s: float,
     ) -> Chain:
-        """What is to be stored of a device's memory. Raises ValueError or TypeError."""
-        from kvstored_client.device_stores import Chain
-
         ids, packed = self.kv.layout.check_ids(block_ids, len(hashes)), requests.chain_of(hashes, parent)
-        return Chain(requests.one(namespace), packed, ids, parent, terms.check())
+        deadline = self._deadline(deadline_s)
+        return Chain(requests.one(namespace), packed, ids, parent, terms.check(), deadline)
+
+    def _deadline(self, seconds: float) -> Deadline:
+        check_seconds("deadline_s", seconds)
+        return Deadline(seconds, lambda: self._given_up(TOO_LATE))
+
+    def _given_up(self, why: str) -> None:
+        """A transfer that the client does itself was not done, or not all of it. In any thread."""
+        self._core.stats.transfers_failed += 1
+        self._failed_last = why
 
     def close_verb(self) -> Verb[None] | None:
         """For `close`: what is to be said to the daemon, once."""
@@ -210,33 +232,7 @@ class Registered:
             raise RuntimeError("this memory is not registered any more")
 
 
-class AtTheEnd:
-    """A store by layers that is done as a whole, when all of them are ready; see `layers.StoreBegun`."""
-
-    def __init__(self, whole: Verb[PutResult], count: int) -> None:
-        self._whole, self._count = whole, count
-
-    def ready(self, layers: int) -> None:
-        """See `StoreBegun`."""
-
-    def copied(self) -> Range:
-        """See `StoreBegun`."""
-        return 0, 0
-
-    def finish(self, *, cancel: bool) -> Verb[PutResult]:
-        """See `StoreBegun`."""
-        if cancel:
-            return PutResult.of([Outcome.MISS] * self._count, 0)
-        return (yield from self._whole)
-
-
-def came(blocks: int, layers: int) -> Verb[LoadBegun]:
-    """No question."""
-    return Came(blocks, layers)
-    yield  # makes this a generator
-
-
-def at_the_end(whole: Verb[PutResult], count: int) -> Verb[StoreBegun]:
-    """No question before the end."""
-    return AtTheEnd(whole, count)
+def nothing(result: T) -> Verb[T]:
+    """No hashes, no question."""
+    return result
     yield  # makes this a generator

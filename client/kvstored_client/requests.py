@@ -92,7 +92,7 @@ def put(
     if not packed.length:
         return _nothing(PutResult())
     source = memory.place_of(buffers, packed.length, block_bytes, writable=False)
-    return putting.put(core, one(namespace), packed, source, parent, wait_s, terms.check())
+    return putting.run(putting.Put(core, one(namespace), packed, source, parent, wait_s, terms.check()))
 
 
 def stage(

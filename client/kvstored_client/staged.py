@@ -13,7 +13,7 @@ from kvstored_client.keys import Packed
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import Outcome, PutResult
 from kvstored_client.terms import Terms
-from kvstored_client.writing import Batch, Reservation, batches, collect, place, reserve, start_commit
+from kvstored_client.writing import Batch, Reservation, batches, commit_all, place, reserve
 
 # Nothing is copied here between commits, so they can be large: the daemon spreads each over its threads.
 BATCH_BYTES: Final = 32 << 20
@@ -131,11 +131,7 @@ def commit_staged(core: Core, staged: Staged) -> Verb[PutResult]:
     waiting = list(parts)
     failure: KVStoredClientError | None = None
     try:
-        while waiting:
-            start_commit(reservation, waiting[0])
-            del waiting[0]  # from here on its region comes back with the reply
-            yield from collect(core, reservation, COMMITS_IN_FLIGHT - 1)
-        yield from collect(core, reservation, 0)
+        yield from commit_all(core, reservation, waiting, COMMITS_IN_FLIGHT)
     except KVStoredClientError as error:
         core.failed_open(error)
         failure = error

@@ -57,11 +57,13 @@ class StagingRing:
         self._mapping = Mapping(fd, self.size_bytes, writable=True)
         return self._mapping
 
-    def take(self, size_bytes: int) -> Region | None:
-        """A region of this size, or None where no hole is large enough now."""
+    def take(self, size_bytes: int, spare_bytes: int = 0) -> Region | None:
+        """A region of this size, or None where there is no such hole now, or less than `spare_bytes` would be left."""
         wanted = aligned(size_bytes)
         with self._lock:
             self._merge()
+            if spare_bytes and sum(hole.size_bytes for hole in self._free) < wanted + spare_bytes:
+                return None
             for i, hole in enumerate(self._free):
                 if hole.size_bytes >= wanted:
                     rest = Region(hole.offset + wanted, hole.size_bytes - wanted)

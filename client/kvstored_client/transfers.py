@@ -59,8 +59,8 @@ class PagedTransfers(Registered):
             block_ids: where each goes; a multiple of the hashes where several engine blocks are stored as one.
             wait_s: how long to wait for blocks that are being written or lie on NVMe.
             layers: only those from the first on and before the second; the others stay as they are.
-            deadline_s: what has not come after so long is of no use any more; 0: there is no such time. `shm` only
-                waits no longer than that; a copy that it has begun it finishes.
+            deadline_s: what has not come after so long is of no use any more; 0: there is no such time. A piece of
+                32 MiB at most that is being copied then is finished.
 
         Engine blocks past those that came may have been written to. Raises ValueError for ids or layers that the memory
         does not have, and where stored blocks are of another size.
@@ -110,7 +110,8 @@ class PagedTransfers(Registered):
     ) -> PutResult:
         """Store consecutive blocks of a chain from the engine's memory; readable when this returns.
 
-        The blocks must stay as they are until then. Arguments as of `load` and of `Client.put`.
+        The blocks must stay as they are until then. Arguments as of `load` and of `Client.put`; of what is not copied
+        by `deadline_s` nothing is stored, by `inline` what was sent before.
         """
         terms = Terms(durability, ttl_s, sliding, hint)
         return self._driver.run(self.store_verb(namespace, hashes, block_ids, parent, wait_s, terms, deadline_s))
@@ -131,8 +132,9 @@ class PagedTransfers(Registered):
     ) -> Storing:
         """Begin a store whose layers are copied as the engine says that they are ready (`Storing.ready`).
 
-        Arguments as of `store`. Of more hashes than a call carries the leading ones are stored. By `shm` all of it is
-        copied by `Storing.result`.
+        Arguments as of `store`. Of more hashes than a call carries the daemon stores the leading ones. By `shm` a
+        thread copies the layers, of as many blocks as half of the staging memory takes; what is left, and by `inline`
+        all, is copied by `Storing.result`.
         """
         terms = Terms(durability, ttl_s, sliding, hint)
         verb = self.start_store_verb(namespace, hashes, block_ids, parent, wait_s, terms, deadline_s)

@@ -170,10 +170,10 @@ def batches(
         yield batch
 
 
-def place(indices: list[int], sizes_bytes: Sequence[int], ring: StagingRing) -> Batch | None:
-    """Room in the ring for these blocks, or None when there is none now."""
+def place(indices: list[int], sizes_bytes: Sequence[int], ring: StagingRing, spare_bytes: int = 0) -> Batch | None:
+    """Room in the ring for these blocks, or None when there is none now; `spare_bytes` as of `StagingRing.take`."""
     strides = [aligned(sizes_bytes[i]) for i in indices]
-    region = ring.take(sum(strides))
+    region = ring.take(sum(strides), spare_bytes)
     if region is None:
         return None
     offsets, offset = [], region.offset
@@ -207,3 +207,12 @@ def collect(core: Core, reservation: Reservation, at_most: int) -> Verb[None]:
             if each is Outcome.HIT:
                 reservation.stored += 1
                 reservation.stored_bytes += reservation.sizes_bytes[i]
+
+
+def commit_all(core: Core, reservation: Reservation, parts: list[Batch], at_once: int) -> Verb[None]:
+    """Commit filled batches, `at_once` in flight. Those that are left in `parts` when this fails are the caller's."""
+    while parts:
+        start_commit(reservation, parts[0])
+        del parts[0]  # from here on its region comes back with the reply
+        yield from collect(core, reservation, at_once - 1)
+    yield from collect(core, reservation, 0)

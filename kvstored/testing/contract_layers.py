@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 from kvstored_client import Outcome
 
-from kvstored.testing.contract_paged import BLOCKS, SHAPES, Make, Shape, arrays_of, blocks_of, hashes_of, stored
+from kvstored.testing.contract_paged import BLOCKS, SHAPES, Bench, Make, Shape, arrays_of, blocks_of, hashes_of, stored
 
 
 class LayersContract:
@@ -103,6 +107,21 @@ class LayersContract:
         result = storing.result()
         assert (result.stored, result.refused, result.error is None) == (0, 2, False)
 
+    def test_a_store_by_layers_whose_deadline_has_passed_is_given_up(self, transfers: Make) -> None:
+        bench = transfers(arrays_of(SHAPES["mla"], 30), 0)
+        hashes = hashes_of(30, 4)
+        assert bench.transfers.store(bench.namespace, hashes[:1], [0]).stored == 1
+        storing = bench.transfers.start_store(bench.namespace, hashes, range(4), deadline_s=0.05)
+        storing.ready(1)
+        time.sleep(0.2)
+        storing.ready(3)
+        result = storing.result()
+        assert (result.stored, result.outcomes[1:], result.error) == (0, [Outcome.MISS] * 3, None)
+        assert "deadline" in bench.transfers.reason
+        assert bench.client.contains(bench.namespace, hashes) == [Outcome.HIT] + [Outcome.MISS] * 3
+        assert bench.transfers.store(bench.namespace, hashes, range(4), deadline_s=60.0).stored == 3
+        assert nothing_is_held(bench)
+
     def test_a_store_by_layers_that_is_cancelled_stores_nothing(self, transfers: Make) -> None:
         bench = transfers(arrays_of(SHAPES["mla"], 28), 0)
         hashes = hashes_of(28, 3)
@@ -116,6 +135,44 @@ class LayersContract:
             raise ZeroDivisionError
         assert bench.client.contains(bench.namespace, hashes) == [Outcome.MISS] * 3
         assert bench.transfers.store(bench.namespace, hashes, range(3)).stored == 3
-        status = bench.client.status()
-        assert status is not None
-        assert all(not s.leases and not s.reservations for s in status.sessions)
+        assert nothing_is_held(bench)
+
+
+class EarlyLayersContract:
+    """Backends that copy a layer as soon as it is ready."""
+
+    def test_each_layer_is_copied_before_the_next_is_ready(self, transfers: Make) -> None:
+        arrays = arrays_of(Shape((BLOCKS, 4096), 0, tensors=3), 31)
+        before = [array.copy() for array in arrays]
+        bench = transfers(arrays, 0)
+        hashes = hashes_of(31, 6)
+        with bench.transfers.start_store(bench.namespace, hashes, range(6)) as storing:
+            assert storing.copied() == (0, 0)
+            for layer in (1, 2):
+                storing.ready(layer)
+                eventually(partial(_is_copied, storing, layer), "it is copied")
+                bench.write([np.zeros_like(array) for array in arrays[:layer]] + before[layer:])  # to see that it was
+                assert bench.client.contains(bench.namespace, hashes) == [Outcome.PENDING] * 6
+            storing.ready(3)
+            assert storing.result().stored == 6
+        assert storing.copied() == (6, 3)
+        expected = [stored(before, 0, i) for i in range(6)]
+        assert blocks_of(bench, hashes, len(expected[0])) == expected
+
+
+def eventually(look: Callable[[], bool], what: str) -> None:
+    """Wait until it is so."""
+    deadline_s = time.monotonic() + 20.0
+    while not look():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.001)
+
+
+def _is_copied(storing: Any, layers: int) -> bool:
+    return bool(storing.copied() == (6, layers))
+
+
+def nothing_is_held(bench: Bench) -> bool:
+    """Whether no session has leases or reservations."""
+    status = bench.client.status()
+    return status is not None and all(not s.leases and not s.reservations for s in status.sessions)

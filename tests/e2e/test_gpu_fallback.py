@@ -10,7 +10,7 @@ import pytest
 from kvstored_client import AsyncClient, Client, NamespaceSpec, Outcome, PagedKV
 
 from kvstored.testing.async_bench import InLoopOnDevice, LoopThread
-from kvstored.testing.contract_layers import LayersContract
+from kvstored.testing.contract_layers import EarlyLayersContract, LayersContract
 from kvstored.testing.contract_paged import SHAPES, PagedContract, arrays_of, hashes_of, stored
 from kvstored.testing.daemon_process import DaemonProcess, status
 from kvstored.testing.device_arrays import DeviceArray, OnDevice, arrays_on
@@ -39,7 +39,7 @@ def daemon(driver):
         yield running
 
 
-class TestShmOfAGpu(PagedContract, LayersContract):
+class TestShmOfAGpu(PagedContract, LayersContract, EarlyLayersContract):
     """The contract with tensors of a GPU that the client copies."""
 
     @pytest.fixture
@@ -62,7 +62,7 @@ class TestShmOfAGpu(PagedContract, LayersContract):
                     array.free()
 
 
-class TestShmOfAGpuInALoop(PagedContract, LayersContract):
+class TestShmOfAGpuInALoop(PagedContract, LayersContract, EarlyLayersContract):
     """The same by `AsyncClient`."""
 
     @pytest.fixture

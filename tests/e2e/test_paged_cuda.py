@@ -5,19 +5,17 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from kvstored_client import AsyncClient, Client, NamespaceSpec, Outcome, PagedKV
+from kvstored_client import AsyncClient, Client, NamespaceSpec, PagedKV
 from kvstored_client.device_verbs import DeviceMemory as Description
 from kvstored_proto.v1 import kvstored_pb2 as pb
 from kvstored_proto.v1 import kvstored_pb2_grpc
 
 from kvstored.rpc.remote_sessions import SESSION_METADATA
 from kvstored.testing.async_bench import InLoopOnDevice, LoopThread
-from kvstored.testing.contract_layers import LayersContract
+from kvstored.testing.contract_layers import EarlyLayersContract, LayersContract
 from kvstored.testing.contract_paged import (
-    BLOCKS,
     SHAPES,
     PagedContract,
-    Shape,
     arrays_of,
     hashes_of,
     stored,
@@ -25,7 +23,6 @@ from kvstored.testing.contract_paged import (
 from kvstored.testing.daemon_process import DaemonProcess
 from kvstored.testing.device_arrays import DeviceArray, OnDevice, arrays_on
 from tests import fakecuda
-from tests.e2e.raw_client import eventually
 
 pytestmark = pytest.mark.skipif(bool(fakecuda.MISSING), reason=fakecuda.MISSING)
 
@@ -45,7 +42,7 @@ def client(daemon):
         yield made
 
 
-class TestCudaIpc(PagedContract, LayersContract):
+class TestCudaIpc(PagedContract, LayersContract, EarlyLayersContract):
     @pytest.fixture
     def transfers(self, client, driver, request):
         namespace = client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.nodeid))
@@ -63,7 +60,7 @@ class TestCudaIpc(PagedContract, LayersContract):
                 array.free()
 
 
-class TestCudaIpcInALoop(PagedContract, LayersContract):
+class TestCudaIpcInALoop(PagedContract, LayersContract, EarlyLayersContract):
     """The same by `AsyncClient`."""
 
     @pytest.fixture
@@ -170,21 +167,6 @@ def test_the_same_over_grpc(daemon, driver):
             stub.Load(pb.LoadRequest(block_ids=ids[1], **packed), **session)
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     array.free()
-
-
-def test_a_store_by_layers_tells_what_was_copied_and_is_readable_with_the_last(client, driver):
-    arrays = arrays_on(driver, arrays_of(Shape((BLOCKS, 4096), 0, tensors=3), 29))
-    namespace, hashes = client.namespace(NamespaceSpec(model="layers")), hashes_of(29, 6)
-    with client.register(PagedKV(arrays)) as transfers, transfers.start_store(namespace, hashes, range(6)) as storing:
-        for layer in (1, 2):
-            storing.ready(layer)
-            eventually(lambda layer=layer: storing.copied() == (6, layer), "it is copied before the next is ready")
-            assert client.contains(namespace, hashes) == [Outcome.PENDING] * 6
-        storing.ready(3)
-        assert storing.result().stored == 6
-        assert storing.copied() == (6, 3)
-    for array in arrays:
-        array.free()
 
 
 def test_a_prefix_of_several_calls_and_pieces(client, driver):

@@ -5,7 +5,7 @@ import pytest
 from kvstored_client import AsyncClient, Client, NamespaceSpec, PagedKV
 
 from kvstored.testing.async_bench import InLoop, LoopThread
-from kvstored.testing.contract_layers import LayersContract
+from kvstored.testing.contract_layers import EarlyLayersContract, LayersContract
 from kvstored.testing.contract_paged import SHAPES, PagedContract, Registered, arrays_of, hashes_of, stored
 from kvstored.testing.daemon_process import DaemonProcess
 
@@ -29,13 +29,13 @@ def namespace(client, request):
     return client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.nodeid))
 
 
-class TestSharedMemory(PagedContract, LayersContract):
+class TestSharedMemory(PagedContract, LayersContract, EarlyLayersContract):
     @pytest.fixture
     def transfers(self, client, namespace):
         return lambda arrays, axis: Registered(client, namespace, [array.copy(order="K") for array in arrays], axis)
 
 
-class TestSharedMemoryInALoop(PagedContract, LayersContract):
+class TestSharedMemoryInALoop(PagedContract, LayersContract, EarlyLayersContract):
     """The same by `AsyncClient`."""
 
     @pytest.fixture
