@@ -26,7 +26,14 @@ from kvstored.testing.daemon_in_loop import tenant
 
 SETTINGS: Final[dict[str, Any]] = {
     "tenants": [tenant(ACME), tenant(RIVAL), tenant(VIEWER, role="reader"), tenant(ROOT, role="admin")],
-    "limits": {"leases_per_session": 16, "reservations_per_session": 8, "namespaces_per_session": 8},
+    "limits": {
+        "leases_per_session": 16,
+        "reservations_per_session": 8,
+        "namespaces_per_session": 8,
+        # However slow the machine is: who waits for room or for what is below gets it.
+        "put_wait_max_s": 60.0,
+        "get_wait_max_s": 60.0,
+    },
 }
 
 

@@ -107,7 +107,7 @@ class BlockContract:
         blocks = chain("a", 2)
         namespace = await open_namespace(reader)
         await reserve(writer, await open_namespace(writer), blocks)
-        waiting = asyncio.ensure_future(get(reader, [namespace], blocks, wait_ms=20_000))
+        waiting = asyncio.ensure_future(get(reader, [namespace], blocks, wait_ms=60_000))
         await lookup(reader, [namespace], blocks)
         await writer.end()
         got = await waiting
@@ -214,7 +214,7 @@ class BlockContract:
         blocks = chain("a", 1)
         theirs = await open_namespace(reader)
         reservation_id = (await reserve(writer, await open_namespace(writer), blocks)).reservation_id
-        waiting = asyncio.ensure_future(get(reader, [theirs], blocks, wait_ms=20_000))
+        waiting = asyncio.ensure_future(get(reader, [theirs], blocks, wait_ms=60_000))
         await lookup(reader, [theirs], blocks)
         await commit(writer, reservation_id, blocks, [0])
         got = await waiting

@@ -97,7 +97,7 @@ class DurabilityContract:
         namespace = await open_namespace(client)
         blocks = chain("drained", 6)
         await client.put(namespace, blocks)
-        drained = await root.call("Drain", admin.DrainRequest(deadline_ms=20_000))
+        drained = await root.call("Drain", admin.DrainRequest(deadline_ms=60_000))
         assert (drained.state, drained.written_blocks, drained.left_blocks) == ("draining", 6, 0)
         assert (drained.leases, drained.reservations) == (0, 0)
         assert await tiers(client, namespace, blocks) == bytes([IN_BOTH] * 6)
@@ -114,5 +114,7 @@ class DurabilityContract:
         got = await get(client, [namespace], chain("held", 2))
         await reserve(client, namespace, chain("reserved", 1))
         drained = await root.call("Drain", admin.DrainRequest(deadline_ms=300))
-        assert (drained.leases, drained.reservations, drained.written_blocks) == (1, 1, 2)
+        assert (drained.leases, drained.reservations, drained.written_blocks + drained.left_blocks) == (1, 1, 2)
+        await root.call("Flush", admin.FlushRequest(wait_ms=60_000))
+        assert await tiers(client, namespace, chain("held", 2)) == bytes([IN_BOTH] * 2), "held ones are written too"
         await release(client, got)

@@ -49,7 +49,7 @@ class EpochContract:
         blocks = chain("a", 4)
         await client.put(namespace, blocks)
         await client.put(kept, blocks)
-        await root.call("Flush", admin.FlushRequest(wait_ms=10_000))
+        await root.call("Flush", admin.FlushRequest(wait_ms=60_000))
         await client.call("BumpEpoch", admin.BumpEpochRequest(model="m", model_version="v1"))
         assert (await lookup(client, [namespace], blocks)).prefix_blocks == 0
         assert (await lookup(client, [kept], blocks)).prefix_blocks == 4

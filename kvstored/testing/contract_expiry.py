@@ -61,7 +61,7 @@ class ExpiryContract:
         short, plain = await opened(client, ttl_ms=TTL_MS), await opened(client)
         await client.put(short, chain("a", 2))
         await client.put(plain, chain("b", 2))
-        await root.call("Flush", admin.FlushRequest(wait_ms=5000))
+        await root.call("Flush", admin.FlushRequest(wait_ms=60_000))
         await gone(client, plain, chain("a", 2))
         answer = await client.call("Explain", admin.ExplainRequest(hash=chain("a", 2)[0].hash))
         assert answer.verdict == "expired"

@@ -36,9 +36,9 @@ async def sunk(transport: Transport, client: Client, namespace: int, count: int 
     root = await transport.connect(ROOT)
     blocks = chain("sunk", count)
     await client.put(namespace, blocks)
-    await root.call("Flush", admin.FlushRequest(wait_ms=20_000))
+    await root.call("Flush", admin.FlushRequest(wait_ms=60_000))
     await fill(client, namespace, DRAM_BLOCKS)
-    await root.call("Flush", admin.FlushRequest(wait_ms=20_000))  # so that all of it can make room at once
+    await root.call("Flush", admin.FlushRequest(wait_ms=60_000))  # so that all of it can make room at once
     assert (await lookup(client, [namespace], blocks)).nvme_blocks == count
     await root.end()
     return blocks
@@ -71,7 +71,7 @@ class MovementContract:
         blocks = await sunk(deep_transport, client, namespace)
         got = await get(client, [namespace], blocks, wait_ms=0)
         assert (got.blocks, got.next) == (0, PENDING)
-        assert (await get(client, [namespace], blocks, wait_ms=20_000)).blocks == 8
+        assert (await get(client, [namespace], blocks, wait_ms=60_000)).blocks == 8
 
     async def test_a_prefetch_brings_blocks_up_and_is_told_once(self, deep_transport: Transport) -> None:
         client = await deep_transport.connect()
@@ -79,7 +79,7 @@ class MovementContract:
         blocks = await sunk(deep_transport, client, namespace)
         started = await client.call("Prefetch", pb.PrefetchRequest(namespace_ids=[namespace], **packed(blocks)))
         assert (started.outcome, started.resident_blocks, started.queued_blocks) == (PENDING, 0, 8)
-        poll = pb.PollPrefetchRequest(prefetch_id=started.prefetch_id, wait_ms=20_000)
+        poll = pb.PollPrefetchRequest(prefetch_id=started.prefetch_id, wait_ms=60_000)
         done = await client.call("PollPrefetch", poll)
         assert (done.done, done.ready_blocks, done.failed_blocks, done.total_blocks) == (True, 8, 0, 8)
         assert (await get(client, [namespace], blocks)).blocks == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +30,7 @@ from kvstored.testing.daemon_in_loop import POLL_S
 
 UNAUTHENTICATED, PERMISSION_DENIED, NOT_FOUND, FAILED_PRECONDITION = 16, 7, 5, 9
 NEW = "new"
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 async def token_for(root: Client, tenant: str, **wishes: Any) -> admin.TokenReply:
@@ -116,13 +117,17 @@ class TenantContract:
 
     async def test_a_session_ends_with_the_time_of_its_token(self, transport: Transport) -> None:
         root = await transport.connect(ROOT)
-        token = (await token_for(root, ACME, expires_in_s=0.3)).token
-        await transport.connect(ACME, token=token)
+        for lifetime_s in (0.3, 3.0, 30.0):  # long enough to connect, however busy the machine is
+            token = (await token_for(root, ACME, expires_in_s=lifetime_s)).token
+            with contextlib.suppress(CallFailed):
+                await transport.connect(ACME, token=token)
+                break
+        else:
+            pytest.fail("a token that has not expired opens a session")
         await wait_for(root, lambda tenants: not tenants[ACME].sessions)
         with pytest.raises(CallFailed, match="16: the token has expired"):
             await transport.connect(ACME, token=token)
-        (info,) = (await tenants_of(root))[ACME].tokens
-        assert info.expired
+        assert all(info.expired for info in (await tenants_of(root))[ACME].tokens)
 
     @pytest.mark.parametrize("tenant", [ACME, VIEWER])
     async def test_it_all_needs_the_role_admin_and_nothing_is_told(self, transport: Transport, tenant: str) -> None:

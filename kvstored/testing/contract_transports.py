@@ -27,7 +27,7 @@ from kvstored.testing.contract_client import Block, CallFailed, commit, get, rel
 from kvstored.testing.daemon_in_loop import token_of
 from kvstored.testing.frames_client import FramesClient
 
-WAIT_MS: Final = 5000
+WAIT_MS: Final = 60_000
 UNAUTHENTICATED: Final = 16
 
 

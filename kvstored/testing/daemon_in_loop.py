@@ -38,7 +38,12 @@ def config_in(directory: Path, settings: Mapping[str, Any], *, nvme: bool = Fals
         "dram": {"capacity_bytes": 8 * MIB, "segment_bytes": MIB, "huge_pages": "never", "lock": "never"},
         "limits": {"staging_bytes_per_session": 4 * MIB},
         "metrics": {"enabled": False},
-        "nvme": {"capacity_bytes": 64 * MIB, "extent_bytes": 32 * MIB, "paths": [directory / "nvme"] if nvme else []},
+        "nvme": {
+            "capacity_bytes": 64 * MIB,
+            "extent_bytes": 32 * MIB,
+            "paths": [directory / "nvme"] if nvme else [],
+            "io_deadline_s": 60.0,  # a disk that others use too is slow, and is none that hangs
+        },
     }
     merged: dict[str, Any] = dict(own)
     for section, values in settings.items():

@@ -15,7 +15,7 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 from kvstored.testing.contract_client import CallFailed
 
 RECEIVE_BYTES: Final = 1 << 16
-END_TIMEOUT_S: Final = 30.0
+END_TIMEOUT_S: Final = 60.0
 
 
 class ConnectionEnded(Exception):

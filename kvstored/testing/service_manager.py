@@ -43,7 +43,7 @@ class FakeServiceManager:
         }
         return from_environment(environ, first_fd)
 
-    def wait_told(self, name: str, value: str | None = None, timeout_s: float = 30.0) -> str:
+    def wait_told(self, name: str, value: str | None = None, timeout_s: float = 60.0) -> str:
         """Wait until it was told `name` (with that value); returns the value. Raises TimeoutError."""
 
         def found() -> str | None:

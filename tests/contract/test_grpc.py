@@ -197,22 +197,27 @@ async def test_a_closed_session_is_no_session(client):
 
 
 async def test_an_idle_session_ends_and_gives_back_what_it_held(tmp_path):
-    async with serving(tmp_path, {**SETTINGS, "server": {"idle_timeout_s": 1}}) as daemon:
+    async with serving(tmp_path, {**SETTINGS, "server": {"idle_timeout_s": 600}}) as daemon:
         idle, busy = await opened(daemon), await opened(daemon)
-        assert idle.opened.idle_timeout_ms == 1000
+        assert idle.opened.idle_timeout_ms == 600_000
         namespace = await open_namespace(idle)
         await idle.put(namespace, chain("a", 1))
         await get(idle, [namespace], chain("a", 1))
         await reserve(idle, namespace, chain("b", 1))
         theirs = await open_namespace(busy)
-        await reserve(busy, theirs, chain("c", 1))
+        reserved = await reserve(busy, theirs, chain("c", 1))
         # One long call is not idleness, however long it takes.
-        waiting = asyncio.ensure_future(get(busy, [theirs], chain("c", 1), wait_ms=3000))
+        waiting = asyncio.ensure_future(get(busy, [theirs], chain("c", 1), wait_ms=60_000))
+        await eventually(lambda: daemon._grpc._sessions._calls)
+        sessions = {session.session_id: session for session in daemon.context.store.parts.sessions}
+        for session in sessions.values():
+            session.last_seen_s -= 1000
         await eventually(lambda: daemon.context.store.held()["sessions"] == 1)
         assert daemon.context.store.held()["leases"] == 0
         assert await contains(busy, theirs, chain("b", 1)) == bytes([0])
         assert await refusal(idle.call("KeepAlive", pb.KeepAliveRequest())) == 16
-        await waiting
+        daemon.context.store.writes.abort(sessions[busy.opened.session_id], reserved.reservation_id, [])
+        assert (await waiting).blocks == 0
         await busy.call("KeepAlive", pb.KeepAliveRequest())
         await busy.end()
 
@@ -223,7 +228,7 @@ async def test_calls_of_one_session_at_once_are_limited(tmp_path):
         client = await opened(daemon)
         namespace = await open_namespace(client)
         reserved = await reserve(client, namespace, chain("a", 1))
-        waiting = [asyncio.ensure_future(get(client, [namespace], chain("a", 1), wait_ms=20_000)) for _ in range(3)]
+        waiting = [asyncio.ensure_future(get(client, [namespace], chain("a", 1), wait_ms=60_000)) for _ in range(3)]
         done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         assert [task.exception().code for task in done] == [8]
         daemon.context.store.writes.abort(session_of(daemon), reserved.reservation_id, [])
@@ -242,7 +247,7 @@ def session_of(daemon):
 async def test_what_a_get_took_for_a_client_that_left_is_given_back(daemon, client):
     namespace = await open_namespace(client)
     reserved = await reserve(client, namespace, chain("a", 1))
-    request = pb.GetRequest(namespace_ids=[namespace], wait_ms=20_000, **packed(chain("a", 1)))
+    request = pb.GetRequest(namespace_ids=[namespace], wait_ms=60_000, **packed(chain("a", 1)))
     call = client.method("Get")(request, metadata=client._metadata)
     await asyncio.sleep(0.1)
     call.cancel()
@@ -253,7 +258,7 @@ async def test_what_a_get_took_for_a_client_that_left_is_given_back(daemon, clie
     await client.call("Abort", pb.AbortRequest(reservation_id=reserved.reservation_id))
     assert await writer.put(theirs, chain("a", 1)) == bytes([HIT])
     await writer.end()
-    assert daemon.context.store.held()["leases"] == 0
+    await eventually(lambda: not daemon.context.store.held()["leases"])
 
 
 async def test_a_get_whose_client_left_while_it_was_served_holds_nothing(daemon, client, monkeypatch):

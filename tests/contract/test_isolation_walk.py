@@ -64,7 +64,8 @@ ALIKE = {"dram": {"capacity_bytes": 32 << 20, "segment_bytes": 1 << 20, "huge_pa
 
 def settings(directory, *, without=()):
     tenants = [tenant for tenant in SETTINGS["tenants"] if tenant["name"] not in without]
-    return {**SETTINGS, **ALIKE, "tenants": tenants, "server": SERVER.server_settings(directory)}
+    server = {**SERVER.server_settings(directory), "idle_timeout_s": 3600}  # the victim says nothing while others walk
+    return {**SETTINGS, **ALIKE, "tenants": tenants, "server": server}
 
 
 # ---- the tenant that others ask about ----
@@ -120,7 +121,7 @@ async def victim_in(daemon):
 
 async def flush(daemon):
     root = await SocketClient.connect(str(daemon.config.server.session_socket), opening_request(ROOT))
-    await root.call("Flush", admin.FlushRequest(wait_ms=20_000))
+    await root.call("Flush", admin.FlushRequest(wait_ms=60_000))
     await root.end()
 
 
@@ -145,7 +146,7 @@ async def end_victim(victim):
     for index, block in enumerate(OPEN):
         victim.leader.stage(index << 16, block.data)
     assert (await victim.leader.call("Commit", committed)).outcomes == bytes([HIT] * len(OPEN))
-    polled = pb.PollPrefetchRequest(prefetch_id=victim.prefetch_ids[0], wait_ms=5000)
+    polled = pb.PollPrefetchRequest(prefetch_id=victim.prefetch_ids[0], wait_ms=60_000)
     assert (await victim.leader.call("PollPrefetch", polled)).done
     assert await victim.leader.read(1, hashes_of(SECRET)) == [block.data for block in SECRET]
     release = pb.ReleaseRequest(lease_ids=victim.lease_ids)

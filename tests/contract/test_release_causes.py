@@ -14,8 +14,6 @@ from kvstored.testing.contract_purge import purged
 from kvstored.testing.contract_transports import GrpcClient, SocketClient, opening_request
 from kvstored.testing.daemon_in_loop import check_nothing_held, eventually, serving
 
-TAKES = {"server": {"idle_timeout_s": 1}}
-
 
 async def holding(client):
     """A client that holds leases, a reservation and, where it has one, staging."""
@@ -49,7 +47,7 @@ async def check(daemon, cause, times=1):
 
 @pytest.fixture
 async def daemon(tmp_path):
-    async with serving(tmp_path, {**SETTINGS, **TAKES}) as running:
+    async with serving(tmp_path, SETTINGS) as running:
         yield running
         await eventually(lambda: not len(running.context.store.parts.sessions))
         check_nothing_held(running)
@@ -71,7 +69,8 @@ async def test_a_client_that_is_gone(daemon):
 
 
 async def test_a_client_that_is_not_heard_of(daemon):
-    await holding(await grpc_client(daemon))
+    client = await holding(await grpc_client(daemon))
+    daemon.context.store.parts.sessions.get(client.opened.session_id).last_seen_s -= 1000
     await check(daemon, Cause.TIMEOUT)
 
 

@@ -82,11 +82,13 @@ async def test_a_client_that_leaves_during_the_opening_holds_nothing(daemon):
 
 
 async def test_who_opens_no_session_is_sent_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(session_module, "HANDSHAKE_TIMEOUT_S", 0.05)
     async with serving(tmp_path, SETTINGS) as daemon:
-        silent, talker = (FramesClient(str(daemon.config.server.session_socket)) for _ in range(2))
+        talker = FramesClient(str(daemon.config.server.session_socket))
         await talker.call(pb.OPERATION_OPEN_SESSION, opening())
-        await silent.ended
+        (connection,) = daemon._sessions.connections
+        assert connection._handshake.cancelled(), "who has opened one is not watched any more"
+        monkeypatch.setattr(session_module, "HANDSHAKE_TIMEOUT_S", 0.05)
+        await FramesClient(str(daemon.config.server.session_socket)).ended
         await talker.call(pb.OPERATION_STATUS)
         await talker.close()
 
@@ -108,7 +110,7 @@ async def test_requests_are_answered_though_they_wait_for_each_other(daemon):
     namespace = await open_namespace(client)
     blocks = chain("a", 1)
     reserved = await reserve(client, namespace, blocks)
-    waiting = [asyncio.ensure_future(get(client, [namespace], blocks, wait_ms=20_000)) for _ in range(5)]
+    waiting = [asyncio.ensure_future(get(client, [namespace], blocks, wait_ms=60_000)) for _ in range(5)]
     await client.call("Abort", pb.AbortRequest(reservation_id=reserved.reservation_id))
     assert [reply.blocks for reply in await asyncio.gather(*waiting)] == [0] * 5
     await client.end()
@@ -120,11 +122,13 @@ async def test_past_its_requests_at_once_a_client_waits_but_is_served(tmp_path):
         client, other = await opened(daemon), await opened(daemon)
         namespace = await open_namespace(client)
         blocks = chain("a", 1)
-        await reserve(client, namespace, blocks)
-        waiting = [asyncio.ensure_future(get(client, [namespace], blocks, wait_ms=100)) for _ in range(7)]
+        reserved = await reserve(client, namespace, blocks)
+        waiting = [asyncio.ensure_future(get(client, [namespace], blocks, wait_ms=60_000)) for _ in range(7)]
+        await eventually(lambda: any(connection._tasks for connection in daemon._sessions.connections))
         await other.call("Status", pb.StatusRequest())
         connection = next(c for c in daemon._sessions.connections if c.session is not None and c._tasks)
         assert len(connection._tasks) <= 2
+        daemon.context.store.writes.abort(connection.session, reserved.reservation_id, [])
         assert [reply.blocks for reply in await asyncio.gather(*waiting)] == [0] * 7
         await client.end()
         await other.end()

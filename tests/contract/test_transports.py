@@ -7,6 +7,7 @@ import grpc
 import pytest
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
+from kvstored.rpc import inline
 from kvstored.store.outcomes import HIT, NOT_DURABLE
 from kvstored.testing.contract import SETTINGS, TransportContract
 from kvstored.testing.contract_client import ACME, chain, hashes_of, lookup, open_namespace
@@ -44,6 +45,10 @@ class Harness:
 
 
 class Contract(TransportContract):
+    @pytest.fixture(autouse=True)
+    def _patient(self, monkeypatch):
+        monkeypatch.setattr(inline, "PUT_WAIT_S", 60.0)  # room comes as fast as the disk writes
+
     @pytest.fixture
     async def transport(self, tmp_path):
         async with self.harness(tmp_path) as harness:
@@ -91,7 +96,7 @@ class Contract(TransportContract):
         client = await deep_transport.connect()
         namespace = await open_namespace(client, pb.DURABILITY_NVME)
         putting = asyncio.create_task(client.put(namespace, chain("left behind", 4)))
-        await asyncio.wait_for(waits.wait(), 20)
+        await asyncio.wait_for(waits.wait(), 60)
         putting.cancel()
         ending = asyncio.create_task(client.end())
         await asyncio.sleep(0)
