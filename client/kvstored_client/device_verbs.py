@@ -31,7 +31,7 @@ REGISTER_TIMEOUT_S: Final = 30.0  # where it is asked for: a worker may have to 
 LOST_PAUSE_S: Final = 1.0  # after a connection was lost in mid-copy: the worker ends with its daemon, in far less
 PAUSE_S: Final = 0.005  # before a store is tried again
 ASK_AGAIN_S: Final = 60.0  # a memory that the daemon could not open
-PROBES: Final = 3  # the engine may write to its first bytes between the two looks at them
+PROBES: Final = 3  # the engine may write to these bytes between the two looks at them
 _own_numbers: Final = itertools.count(1)
 
 
@@ -62,8 +62,10 @@ class DeviceMemory:
             if request.device_uuid not in (b"", uuid):
                 raise NotExportable("the tensors are on several devices: register those of each by themselves")
             request.device_uuid = uuid
-            probe = exporter.read(tensor.address, min(PROBE_BYTES, tensor.span_bytes))
-            region = request.regions.add(size_bytes=tensor.span_bytes, probe=probe)
+            length = min(PROBE_BYTES, tensor.span_bytes)
+            starts = (tensor.address, tensor.address + tensor.span_bytes - length)
+            probe, last = (exporter.read(start, length) for start in starts)
+            region = request.regions.add(size_bytes=tensor.span_bytes, probe=probe, probe_end=last)
             if exporter.has_handles(tensor.address):
                 found = exporter.allocation_of(tensor.address)
                 region.ipc_handle, region.offset = found.handle, tensor.address - found.base

@@ -140,8 +140,12 @@ class Engines:
             base, size = chunks
         if not 0 <= region.offset <= size or region.offset + region.size_bytes > size:
             raise Refused(f"bytes {region.offset} to {region.offset + region.size_bytes} of {size}")
-        self._probe(base + region.offset, region.probe[: min(PROBE_BYTES_MAX, region.size_bytes)])
-        return base + region.offset
+        start, most = base + region.offset, min(PROBE_BYTES_MAX, region.size_bytes)
+        if most:
+            last = region.probe_end[-most:]
+            self._probe(start, region.probe[:most])
+            self._probe(start + region.size_bytes - max(1, len(last)), last)
+        return start
 
     def _take(self, handle: bytes) -> int:
         found = self._open.get(handle)
@@ -151,6 +155,7 @@ class Engines:
         return found[0]
 
     def _probe(self, pointer: int, expected: bytes) -> None:
+        """Read, in any case, and compare where it is known what stands there."""
         seen = ctypes.create_string_buffer(max(1, len(expected)))
         self._driver.read(ctypes.addressof(seen), pointer, len(seen))
         if expected and seen.raw != expected:

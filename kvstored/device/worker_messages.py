@@ -26,7 +26,8 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
     handle: bytes  # for cuIpcOpenMemHandle; empty: in the chunks
     offset: int
     size_bytes: int
-    probe: bytes  # what its owner reads at `offset`: the proof that it is the memory that is meant
+    probe: bytes = b""  # what its owner reads at its start: the proof that it is the memory that is meant
+    probe_end: bytes = b""  # and at its end: the proof that all of it is there
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True, tag=1):

@@ -49,7 +49,7 @@ async def _register(context: Context, session: Session, request: pb.RegisterMemo
     if request.not_exportable:
         opened = Opened(0, cleaned(request.not_exportable))
     else:
-        regions = [Region(r.ipc_handle, r.offset, r.size_bytes, r.probe) for r in request.regions]
+        regions = [Region(r.ipc_handle, r.offset, r.size_bytes, r.probe, r.probe_end) for r in request.regions]
         fragments = [(f.region, f.offset, f.stride, f.size_bytes) for f in request.fragments]
         opened = await registrations.register(
             *(session, request.device_uuid, regions, fragments, request.blocks, list(request.layer_fragments)),

@@ -99,6 +99,8 @@ class Gpus:
         if error:
             self.refused += 1
             return None, error
+        # For a worker after this one: the engine may have written to its memory by then.
+        made.regions = [messages.Region(each.handle, each.offset, each.size_bytes) for each in regions]
         self._registrations[made.number] = made
         return made, ""
 

@@ -105,6 +105,7 @@ PLAIN = {
     "stride": None,
     "region": None,
     "probe": None,
+    "probe_end": None,
     "done_word": None,
     "layer_fragments": None,
     "first_layer": None,

@@ -158,6 +158,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_held(daemon, driver):
 
         assert "4 descriptors came for 5 chunks" in reason(lambda own: own[1:])
         assert "bytes differ" in reason(as_they_are, probe=b"other bytes")
+        assert "bytes differ" in reason(as_they_are, probe_end=b"other bytes")
         assert "of 10485760" in reason(as_they_are, offset=1)
         assert "CUDA_ERROR_INVALID_VALUE" in reason(as_they_are, chunk_bytes=[4 << 20] * 5)
         pipes = [fd for _ in range(3) for fd in os.pipe()][:5]

@@ -1,6 +1,7 @@
 """What goes wrong around a device worker, on the fake driver: nothing half-copied is committed, nothing is held for
 long, a transfer that failed is a miss, and the next one works. Engines, daemon and worker are real processes."""
 
+import ctypes
 import os
 import re
 import signal
@@ -195,6 +196,15 @@ def test_a_worker_that_is_killed_in_mid_copy_is_replaced(slow, to_device):
     assert slow.idle()
     eventually(lambda: slow.works(11), "it works again", 20.0)
     assert slow.worker not in (0, worker)
+
+
+def test_a_worker_that_follows_opens_memory_whose_bytes_are_others_by_now(rig):
+    assert rig.works(12)
+    worker = rig.worker
+    rig.array.write(rig.array.read() + np.uint8(1))
+    os.kill(worker, signal.SIGKILL)
+    eventually(lambda: rig.works(13), "it works again", 20.0)
+    assert rig.worker not in (0, worker)
 
 
 @pytest.mark.parametrize("call", ["copy=hang", "cuEventQuery=hang", "cuMemcpyBatchAsync_v2=hang"])
@@ -454,6 +464,11 @@ def test_memory_that_cannot_be_opened_is_refused_with_the_reason(rig):
 
     assert reason() == ""
     assert "bytes differ" in reason(probe=b"other bytes")
+    assert "bytes differ" in reason(probe_end=b"other bytes")
+    twin = DeviceArray(rig.driver, rig.array.read())  # the same but for its last byte
+    rig.driver.write(twin.address + BLOCKS * BLOCK_BYTES - 1, (ctypes.c_ubyte * 1)(rig.array.read()[-1, -1] ^ 1), 1)
+    assert "bytes differ" in reason(ipc_handle=rig.driver.export(twin.pointer))
+    twin.free()
     assert "of 4194304" in reason(offset=1)
     assert "fragment 0 ends at byte" in reason(blocks=BLOCKS + 1)
     assert "CUDA_ERROR_INVALID_VALUE" in reason(ipc_handle=bytes(64))

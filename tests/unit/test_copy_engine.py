@@ -142,6 +142,24 @@ def test_a_transfer_goes_in_pieces_and_is_answered_once_at_its_end(rig):
     assert rig.driver.calls.count("pin") == 1
 
 
+def test_memory_of_which_the_end_cannot_be_read_is_refused_before_any_copy(rig):
+    """As of an allocation that is shorter than the driver says."""
+
+    def read(target, pointer, size):
+        if pointer + size > rig.driver.memory.ctypes.data + rig.driver.memory.nbytes:
+            raise CudaError("cuMemcpyDtoH", 1, "CUDA_ERROR_INVALID_VALUE")
+        ctypes.memmove(target, pointer, size)
+
+    rig.driver.read = read
+    rig.driver.range_of = lambda pointer: (pointer, 2 * rig.driver.memory.nbytes)
+    rig.register(number=2, size_bytes=2 * BLOCKS * BLOCK, probe=rig.driver.memory[:64].tobytes())
+    rig.register(number=3, blocks=BLOCKS // 2, size_bytes=BLOCKS * BLOCK)
+    rig.run()
+    answers = {said.registration: said.error for said in rig.said if isinstance(said, messages.Registered)}
+    assert answers == {1: "", 2: "cuMemcpyDtoH: CUDA_ERROR_INVALID_VALUE (1)", 3: ""}
+    assert not rig.driver.copies
+
+
 def test_a_load_waits_for_a_piece_of_a_store_and_not_for_all_of_it(rig):
     rig.transfer(1, 8, to_device=False)
 

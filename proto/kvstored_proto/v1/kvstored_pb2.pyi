@@ -658,16 +658,18 @@ class OfferDescriptors(_message.Message):
     def __init__(self, memory_number: _Optional[int] = ...) -> None: ...
 
 class MemoryRegion(_message.Message):
-    __slots__ = ("ipc_handle", "offset", "size_bytes", "probe")
+    __slots__ = ("ipc_handle", "offset", "size_bytes", "probe", "probe_end")
     IPC_HANDLE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    PROBE_END_FIELD_NUMBER: _ClassVar[int]
     ipc_handle: bytes
     offset: int
     size_bytes: int
     probe: bytes
-    def __init__(self, ipc_handle: _Optional[bytes] = ..., offset: _Optional[int] = ..., size_bytes: _Optional[int] = ..., probe: _Optional[bytes] = ...) -> None: ...
+    probe_end: bytes
+    def __init__(self, ipc_handle: _Optional[bytes] = ..., offset: _Optional[int] = ..., size_bytes: _Optional[int] = ..., probe: _Optional[bytes] = ..., probe_end: _Optional[bytes] = ...) -> None: ...
 
 class MemoryFragment(_message.Message):
     __slots__ = ("region", "offset", "stride", "size_bytes")
