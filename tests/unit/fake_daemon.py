@@ -5,6 +5,7 @@ silent, and remembers what it was asked. Policies, tiers and limits are the real
 """
 
 import array
+import dataclasses
 import mmap
 import os
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 from kvstored_proto import frames, namespace
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
+PATIENT = {"timeout_s": 60.0, "connect_timeout_s": 60.0}  # a client's settings: a busy machine is no absent daemon
 SLOT_BYTES = 4096
 SLOTS = 256
 REQUESTS = {
@@ -39,6 +41,16 @@ REQUESTS = {
 }
 
 
+def answer_within(client, timeout_s):
+    """From here on the client waits for an answer for so long."""
+    client._core.settings = dataclasses.replace(client._core.settings, timeout_s=timeout_s)
+
+
+def due(client):
+    """As after the breaker's period: the client may try again."""
+    client._core.breaker._retry_at_s = 0.0
+
+
 class Peer:
     """One client's connection, as the daemon sees it."""
 
@@ -49,8 +61,10 @@ class Peer:
         self.staging = b""
         self.segment_sent = False
         self.thread = threading.Thread(target=self.serve, daemon=True)
+        self.begun = threading.Event()
+        daemon.peers.append(self)
         self.thread.start()
-        daemon.peers.append(self)  # whoever hangs up waits for threads that have begun
+        self.begun.set()
 
     def serve(self):
         reader = frames.FrameReader()
@@ -80,6 +94,7 @@ class Peer:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
+        self.begun.wait()
         self.thread.join(60)
         self.sock.close()
 

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 import uvloop
-from fake_daemon import SLOT_BYTES, FakeDaemon
+from fake_daemon import PATIENT, SLOT_BYTES, FakeDaemon, answer_within, due
 from kvstored_client import AsyncClient, NamespaceSpec, Outcome
 from kvstored_client import buffers as memory
 from kvstored_proto.v1 import kvstored_pb2 as pb
@@ -25,13 +25,13 @@ def daemon(tmp_path):
 
 
 async def eventually(condition):
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60.0):
         while not condition():  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(0.001)
 
 
 async def _round_trip(daemon):
-    async with AsyncClient(daemon.address) as client:
+    async with AsyncClient(daemon.address, **PATIENT) as client:
         assert client.connected
         namespace = client.namespace(SPEC)
         assert await client.open(namespace)
@@ -53,7 +53,7 @@ async def _round_trip(daemon):
             assert (await staged.commit()).stored == 1
         assert (await client.contains(namespace, HASHES[3:5])) == [Outcome.HIT, Outcome.MISS]
         prefetch = await client.prefetch(namespace, HASHES)
-        assert (await prefetch.wait(1.0)).ready_blocks == 3
+        assert (await prefetch.wait(60.0)).ready_blocks == 3
         assert (await prefetch.cancel()).done
         assert (await client.hint(namespace, HASHES, final=True)).blocks == 0  # which this daemon does not know
         assert (await client.touch(namespace, HASHES), await client.delete(namespace, HASHES)) == (4, 4)
@@ -76,7 +76,7 @@ async def test_large_copies_run_in_threads_and_bring_every_byte(daemon):
         seen.append(threading.current_thread() is threading.main_thread())
         copy(runs)
 
-    async with AsyncClient(daemon.address) as client:
+    async with AsyncClient(daemon.address, **PATIENT) as client:
         namespace = client.namespace(SPEC)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(memory, "copy_runs", watch)
@@ -89,7 +89,7 @@ async def test_large_copies_run_in_threads_and_bring_every_byte(daemon):
 
 
 async def test_many_tasks_share_one_session(daemon):
-    async with AsyncClient(daemon.address) as client:
+    async with AsyncClient(daemon.address, **PATIENT) as client:
         namespace = client.namespace(SPEC)
         await client.put(namespace, HASHES, BLOCKS)
 
@@ -103,7 +103,7 @@ async def test_many_tasks_share_one_session(daemon):
 
 
 async def test_tasks_that_start_together_open_one_session(daemon):
-    client = AsyncClient(daemon.address)
+    client = AsyncClient(daemon.address, **PATIENT)
     namespace = client.namespace(SPEC)
     await asyncio.gather(*(client.lookup(namespace, HASHES) for _ in range(10)))
     assert daemon.counts[pb.OPERATION_OPEN_SESSION] == 1
@@ -111,7 +111,7 @@ async def test_tasks_that_start_together_open_one_session(daemon):
 
 
 async def test_a_cancelled_get_gives_back_what_its_late_reply_brings(daemon):
-    async with AsyncClient(daemon.address) as client:
+    async with AsyncClient(daemon.address, **PATIENT) as client:
         namespace = client.namespace(SPEC)
         await client.put(namespace, HASHES[:1], BLOCKS[:1])
         daemon.silent = {pb.OPERATION_GET}
@@ -121,8 +121,7 @@ async def test_a_cancelled_get_gives_back_what_its_late_reply_brings(daemon):
         with pytest.raises(asyncio.CancelledError):
             await task
         daemon.answer_held()
-        await eventually(lambda: daemon.counts[pb.OPERATION_RELEASE] == 1)
-        assert not daemon.leases
+        await eventually(lambda: daemon.counts[pb.OPERATION_RELEASE] == 1 and not daemon.leases)
 
 
 async def test_a_get_cancelled_in_its_copy_releases_only_when_the_copy_has_ended(daemon, monkeypatch):
@@ -131,12 +130,12 @@ async def test_a_get_cancelled_in_its_copy_releases_only_when_the_copy_has_ended
 
     def slow(runs):
         started.set()
-        proceed.wait(5.0)
+        proceed.wait(60.0)
         copy(runs)
         finished.set()
 
     hashes = [i.to_bytes(16, "little") for i in range(64)]
-    async with AsyncClient(daemon.address) as client:
+    async with AsyncClient(daemon.address, **PATIENT) as client:
         namespace = client.namespace(SPEC)
         await client.put(namespace, hashes, bytes(64 * SLOT_BYTES))
         monkeypatch.setattr(memory, "copy_runs", slow)
@@ -154,7 +153,7 @@ async def test_a_get_cancelled_in_its_copy_releases_only_when_the_copy_has_ended
 
 
 async def test_a_cancelled_put_aborts_and_keeps_its_staging_until_the_answer(daemon):
-    async with AsyncClient(daemon.address, staging_bytes=8 * SLOT_BYTES) as client:
+    async with AsyncClient(daemon.address, staging_bytes=8 * SLOT_BYTES, **PATIENT) as client:
         namespace = client.namespace(SPEC)
         daemon.silent = {pb.OPERATION_COMMIT}
         task = asyncio.create_task(client.put(namespace, HASHES, BLOCKS))
@@ -171,24 +170,26 @@ async def test_a_cancelled_put_aborts_and_keeps_its_staging_until_the_answer(dae
 
 
 async def test_an_unanswered_call_is_a_miss_after_its_timeout(daemon):
-    async with AsyncClient(daemon.address, timeout_s=0.05) as client:
+    async with AsyncClient(daemon.address, **PATIENT) as client:
         namespace = client.namespace(SPEC)
         await client.lookup(namespace, HASHES)
         daemon.silent = {pb.OPERATION_LOOKUP}
+        answer_within(client, 0.05)
         assert (await client.lookup(namespace, HASHES)).outcome == Outcome.MISS
         assert client.stats.timeouts == 1
+        await eventually(lambda: daemon.held)
         daemon.answer_held()
         await eventually(lambda: client.stats.late_replies == 1)
 
 
 async def test_it_connects_again_after_a_restart(daemon):
-    async with AsyncClient(daemon.address) as client:
+    async with AsyncClient(daemon.address, **PATIENT) as client:
         namespace = client.namespace(SPEC)
         await client.put(namespace, HASHES[:1], BLOCKS[:1])
         daemon.stop()
         assert (await client.lookup(namespace, HASHES)).prefix_blocks == 0
         daemon.start()
-        await asyncio.sleep(0.06)
+        due(client)
         assert (await client.lookup(namespace, HASHES)).prefix_blocks == 1
         assert (client.stats.reconnects, client.boot_id) == (1, 2)
 
@@ -206,7 +207,7 @@ async def test_without_a_daemon_everything_is_a_miss(tmp_path):
 
 
 async def test_blocks_that_nobody_closes_are_released_by_the_collector_of_any_thread(daemon):
-    async with AsyncClient(daemon.address) as client:
+    async with AsyncClient(daemon.address, **PATIENT) as client:
         namespace = client.namespace(SPEC)
         await client.put(namespace, HASHES[:1], BLOCKS[:1])
         holder = [await client.get(namespace, HASHES[:1])]
@@ -218,7 +219,7 @@ async def test_blocks_that_nobody_closes_are_released_by_the_collector_of_any_th
 
 async def test_a_daemon_that_reads_slowly_gets_every_request(daemon):
     hashes = [i.to_bytes(64, "little") for i in range(60)]
-    async with AsyncClient(daemon.address, timeout_s=20.0) as client:
+    async with AsyncClient(daemon.address, **PATIENT) as client:
         namespace = client.namespace(SPEC)
         await client.lookup(namespace, hashes)
         with daemon.lock:  # it stops reading after a few
@@ -230,7 +231,7 @@ async def test_a_daemon_that_reads_slowly_gets_every_request(daemon):
 
 
 def test_a_client_belongs_to_one_loop(daemon):
-    client = AsyncClient(daemon.address)
+    client = AsyncClient(daemon.address, **PATIENT)
     namespace = client.namespace(SPEC)
     asyncio.run(client.lookup(namespace, HASHES))
     with pytest.raises(RuntimeError, match="another event loop"):
@@ -239,7 +240,7 @@ def test_a_client_belongs_to_one_loop(daemon):
 
 
 def test_a_forked_child_is_told(daemon):
-    client = AsyncClient(daemon.address)
+    client = AsyncClient(daemon.address, **PATIENT)
     namespace = client.namespace(SPEC)
     asyncio.run(client.lookup(namespace, HASHES))
     pid = os.fork()

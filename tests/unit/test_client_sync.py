@@ -1,3 +1,4 @@
+import contextlib
 import gc
 import os
 import socket
@@ -7,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from fake_daemon import SLOT_BYTES, FakeDaemon
+from fake_daemon import PATIENT, SLOT_BYTES, FakeDaemon, answer_within, due
 from kvstored_client import Client, HintResult, NamespaceSpec, Outcome, Refused, Unavailable
 from kvstored_client import buffers as memory
 from kvstored_client.verbs import milliseconds
@@ -29,7 +30,7 @@ def daemon(tmp_path):
 
 @pytest.fixture
 def client(daemon):
-    with Client(daemon.address, timeout_s=5.0, staging_bytes=1 << 20) as made:
+    with Client(daemon.address, staging_bytes=1 << 20, **PATIENT) as made:
         yield made
 
 
@@ -40,15 +41,10 @@ def namespace(client):
 
 def eventually(condition):
     """One-way messages have no reply to wait for."""
-    deadline_s = time.monotonic() + 5.0
+    deadline_s = time.monotonic() + 60.0
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen"
         time.sleep(0.001)
-
-
-def gone():
-    """Longer than the breaker's first period."""
-    time.sleep(0.06)
 
 
 # ---- reading and writing ----
@@ -197,7 +193,7 @@ def test_a_prefill_rate_that_is_none_is_the_callers_error(client, namespace, rat
 def test_a_put_larger_than_the_staging_ring_goes_through_it_in_turns(client, namespace, daemon):
     hashes = [i.to_bytes(16, "little") for i in range(48)]
     blocks = [bytes([i]) * SLOT_BYTES for i in range(48)]
-    with Client(daemon.address, staging_bytes=8 * SLOT_BYTES) as small:
+    with Client(daemon.address, staging_bytes=8 * SLOT_BYTES, **PATIENT) as small:
         assert small.put(small.namespace(SPEC), hashes, blocks).stored == 48
     with client.get(namespace, hashes) as held:
         assert [bytes(b) for b in held] == blocks
@@ -205,7 +201,7 @@ def test_a_put_larger_than_the_staging_ring_goes_through_it_in_turns(client, nam
 
 def test_a_client_without_staging_is_refused_its_puts_and_reads_on(client, namespace, daemon):
     client.put(namespace, HASHES[:1], BLOCKS[:1])
-    with Client(daemon.address, staging_bytes=0) as reader:
+    with Client(daemon.address, staging_bytes=0, **PATIENT) as reader:
         assert reader.put(reader.namespace(SPEC), HASHES[:2], BLOCKS[:2]).refused == 1
         assert reader.lookup(reader.namespace(SPEC), HASHES[:1]).prefix_blocks == 1
         eventually(lambda: not daemon.reservations)
@@ -240,7 +236,7 @@ def test_staged_blocks_without_a_commit_are_undone(client, namespace, daemon):
 
 
 def test_staging_more_than_the_ring_holds_reserves_the_leading_blocks(client, namespace, daemon):
-    with Client(daemon.address, staging_bytes=8 * SLOT_BYTES) as small:
+    with Client(daemon.address, staging_bytes=8 * SLOT_BYTES, **PATIENT) as small:
         with small.stage(small.namespace(SPEC), [*HASHES, b"n" * 32, b"m" * 32], SLOT_BYTES) as staged:
             assert staged.outcomes == [Outcome.RESERVED] * 8 + [Outcome.NO_ROOM] * 2
             assert staged.commit().stored == 8
@@ -358,10 +354,10 @@ def test_while_the_breaker_is_open_nobody_knocks(daemon, client, namespace):
 
 
 def test_a_daemon_that_comes_late_is_found(tmp_path):
-    client = Client(f"unix:{tmp_path}/s")
+    client = Client(f"unix:{tmp_path}/s", **PATIENT)
     namespace = client.namespace(SPEC)
     daemon = FakeDaemon(tmp_path)
-    gone()
+    due(client)
     assert client.put(namespace, HASHES[:1], BLOCKS[:1]).stored == 1
     assert len(namespace.chain_seed) == 16
     client.close()
@@ -401,14 +397,17 @@ def test_held_blocks_know_that_their_session_has_ended(client, namespace, daemon
 
 
 def test_a_daemon_that_does_not_answer_costs_one_timeout_and_then_nothing(daemon):
-    client = Client(daemon.address, timeout_s=0.05)
+    client = Client(daemon.address, **PATIENT)
     namespace = client.namespace(SPEC)
     assert client.lookup(namespace, HASHES).outcome == Outcome.MISS
     daemon.silent = {pb.OPERATION_LOOKUP}
     client._core.breaker._clock = lambda: 0.0  # its period never ends
+    answer_within(client, 0.05)
     for _ in range(20):
         assert client.lookup(namespace, HASHES).prefix_blocks == 0
+    answer_within(client, 60.0)
     assert client.stats.timeouts == 1
+    eventually(lambda: daemon.held)
     assert daemon.counts[pb.OPERATION_LOOKUP] == 2
     daemon.silent = set()
     daemon.answer_held()
@@ -418,13 +417,15 @@ def test_a_daemon_that_does_not_answer_costs_one_timeout_and_then_nothing(daemon
 
 
 def test_a_session_with_several_timeouts_in_a_row_is_given_up(daemon):
-    client = Client(daemon.address, timeout_s=0.02)
+    client = Client(daemon.address, **PATIENT)
     namespace = client.namespace(SPEC)
     client.lookup(namespace, HASHES)
     daemon.silent = {pb.OPERATION_LOOKUP}
+    answer_within(client, 0.02)
     for _ in range(3):
         client.lookup(namespace, HASHES)
-        client._core.breaker._retry_at_s = 0.0
+        due(client)
+    answer_within(client, 60.0)
     assert not client.connected
     daemon.silent = set()
     assert client.touch(namespace, HASHES) == 0
@@ -433,15 +434,18 @@ def test_a_session_with_several_timeouts_in_a_row_is_given_up(daemon):
 
 
 def test_what_a_late_reply_gives_is_given_back(daemon):
-    client = Client(daemon.address, timeout_s=0.05)
+    client = Client(daemon.address, **PATIENT)
     namespace = client.namespace(SPEC)
     client.put(namespace, HASHES[:2], BLOCKS[:2])
     daemon.silent = {pb.OPERATION_GET, pb.OPERATION_RESERVE, pb.OPERATION_PREFETCH}
+    answer_within(client, 0.05)
     assert len(client.get(namespace, HASHES[:2])) == 0
     client._core.breaker.success()
     assert client.put(namespace, HASHES[2:4], BLOCKS[2:4]).refused == 2
     client._core.breaker.success()
     assert client.prefetch(namespace, HASHES).outcome == Outcome.MISS
+    answer_within(client, 60.0)
+    eventually(lambda: len(daemon.held) == 3)
     daemon.silent = set()
     daemon.answer_held()
     client._core.breaker.success()
@@ -451,10 +455,14 @@ def test_what_a_late_reply_gives_is_given_back(daemon):
 
 
 def test_staging_of_an_unanswered_commit_is_not_used_again_before_the_answer(daemon):
-    client = Client(daemon.address, timeout_s=0.05, staging_bytes=8 * SLOT_BYTES)
+    client = Client(daemon.address, staging_bytes=8 * SLOT_BYTES, **PATIENT)
     namespace = client.namespace(SPEC)
     daemon.silent = {pb.OPERATION_COMMIT}
+    daemon.before_reply = {pb.OPERATION_RESERVE: lambda peer: answer_within(client, 0.05)}
     assert client.put(namespace, HASHES[:1], BLOCKS[:1]).refused == 1
+    daemon.before_reply = {}
+    answer_within(client, 60.0)
+    eventually(lambda: daemon.held)
     ring = client._core.connection.staging
     assert ring.free_bytes == ring.size_bytes - SLOT_BYTES
     daemon.silent = set()
@@ -470,7 +478,7 @@ def test_staging_of_an_unanswered_commit_is_not_used_again_before_the_answer(dae
 
 def test_a_throttled_put_is_tried_again_while_its_caller_waits(client, namespace, daemon):
     daemon.throttle_reserves = 2
-    assert client.put(namespace, HASHES[:2], BLOCKS[:2], wait_s=5.0).stored == 2
+    assert client.put(namespace, HASHES[:2], BLOCKS[:2], wait_s=60.0).stored == 2
     assert client.stats.throttled == 2
 
 
@@ -506,7 +514,7 @@ def test_a_put_whose_daemon_dies_halfway_counts_what_was_stored(client, namespac
 
 def test_a_daemon_of_another_protocol_is_not_used(tmp_path, daemon):
     daemon.protocol = 99
-    client = Client(daemon.address)
+    client = Client(daemon.address, **PATIENT)
     assert not client.connected
     client.close()
 
@@ -520,11 +528,16 @@ def test_what_a_newer_daemon_adds_is_ignored(client, namespace, daemon):
     os.close(fd)
     assert client.put(namespace, HASHES[:1], BLOCKS[:1]).stored == 1
     assert client.stats.connects == 2
-    assert not any("unknown" in os.readlink(f"/proc/self/fd/{n}") for n in _open_fds())
+    assert not any("unknown" in name for name in open_files())
 
 
-def _open_fds():
-    return [n for n in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{n}")]
+def open_files():
+    """What the descriptors of this process are of; threads of the fake open and close theirs meanwhile."""
+    names = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(f"/proc/self/fd/{number}"))
+    return names
 
 
 def test_garbage_from_the_daemon_ends_the_session_not_the_engine(client, namespace, daemon):
@@ -540,7 +553,7 @@ def test_descriptors_that_do_not_match_their_segments_end_the_session_and_are_cl
     for fd in fds:
         os.close(fd)
     assert client.put(namespace, HASHES[:1], BLOCKS[:1]).refused == 1
-    assert not any("unmatched" in os.readlink(f"/proc/self/fd/{n}") for n in _open_fds())
+    assert not any("unmatched" in name for name in open_files())
 
 
 # ---- the caller's own mistakes ----
@@ -626,7 +639,7 @@ def test_closing_ends_the_session_and_is_safe_to_repeat(client, namespace, daemo
     peer = daemon.peers[-1]
     client.close()
     client.close()
-    peer.thread.join(5.0)
+    peer.thread.join(60.0)
     assert not peer.thread.is_alive()
     assert not client.connected
     with pytest.raises(RuntimeError, match="closed"):
@@ -635,7 +648,7 @@ def test_closing_ends_the_session_and_is_safe_to_repeat(client, namespace, daemo
 
 def test_a_closed_client_leaves_no_descriptor_and_no_memory_behind(daemon):
     before = descriptors()
-    client = Client(daemon.address)
+    client = Client(daemon.address, **PATIENT)
     namespace = client.namespace(SPEC)
     client.put(namespace, HASHES[:1], BLOCKS[:1])
     client.get_into(namespace, HASHES[:1], bytearray(1000))
@@ -673,7 +686,7 @@ def test_a_quick_call_is_answered_while_another_thread_waits_for_a_slow_one(clie
     assert client.put(namespace, HASHES[:1], BLOCKS[:1]).stored == 1
     assert client.lookup(namespace, HASHES).prefix_blocks == 1
     daemon.answer_held()
-    slow.join(5.0)
+    slow.join(60.0)
     assert results == [1]
     assert client.stats.timeouts == 0
 
@@ -691,9 +704,9 @@ def test_the_lead_passes_on_when_the_leader_has_its_answer(client, namespace, da
     first, second = daemon.held
     daemon.held = [second]
     daemon.answer(*first)
-    leader.join(5.0)
+    leader.join(60.0)
     daemon.answer_held()
-    follower.join(5.0)
+    follower.join(60.0)
     assert results == [0, 0]
     assert client.stats.timeouts == 0
 
@@ -744,7 +757,7 @@ def test_a_forked_child_does_not_keep_the_session_alive(client, namespace, daemo
         os._exit(0)
     os.close(read_end)
     client._core.connection._sock.close()  # as the parent's death would
-    peer.thread.join(5.0)
+    peer.thread.join(60.0)
     ended = not peer.thread.is_alive()
     os.close(write_end)
     os.waitpid(pid, 0)
