@@ -80,7 +80,7 @@ class FakeServiceManager:
 
 def _duplicate_in_a_row(fds: list[int]) -> int:
     """Duplicates whose numbers follow each other, above all that are open; returns the first."""
-    first = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    first = max(map(int, os.listdir("/proc/self/fd"))) + 64  # none that another thread opens meanwhile
     for number, fd in enumerate(fds, first):
         os.dup2(fd, number)
     return first

@@ -16,6 +16,12 @@ from kvstored.testing.daemon_in_loop import eventually
 from kvstored.testing.service_manager import FakeServiceManager
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """These managers answer, whenever their threads have a CPU."""
+    monkeypatch.setattr(service_manager, "ANSWER_S", 60.0)
+
+
 @pytest.fixture
 def manager():
     with FakeServiceManager(descriptors_max=8) as manager:
@@ -155,7 +161,7 @@ def test_drops_that_the_manager_had_no_time_for_are_sent_later(tmp_path, memory,
 
 
 def row_of_two():
-    first = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    first = max(map(int, os.listdir("/proc/self/fd"))) + 64  # none that a thread opens meanwhile
     for number in (first, first + 1):
         os.dup2(0, number)
     return first

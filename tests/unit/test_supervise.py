@@ -215,7 +215,7 @@ def test_a_daemon_whose_loop_is_stuck_is_killed_and_started_again(supervise):
     supervised = supervise(watchdog_s=0.5)
     first = supervised.life()
     assert first.hello["watchdog_s"] == 0.5
-    assert first.do("send('READY=1')")
+    first.say("send('READY=1')")
     second = supervised.life()  # it never says WATCHDOG=1
     assert second.pid != first.pid
 
