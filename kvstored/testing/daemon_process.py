@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -138,9 +139,17 @@ class DaemonProcess:
             self.kill()
             self._spawn()
             return
-        self._await(lambda: self._daemon_pid() not in (0, self._crashed_pid), "no daemon is started again")
-        self._crashed_pid = self._daemon_pid()
-        os.kill(self._crashed_pid, signal.SIGKILL)
+        pid = 0
+
+        def found() -> bool:
+            nonlocal pid  # of one look: by the next it may have ended by itself
+            pid = self._daemon_pid()
+            return pid not in (0, self._crashed_pid)
+
+        self._await(found, "no daemon is started again")
+        self._crashed_pid = pid
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
     def restart(self) -> None:
         """Stop in order, then start on the same files."""
@@ -233,7 +242,7 @@ class DaemonProcess:
 
     def _serving(self) -> bool:
         try:
-            reply = status(self.session_socket)
+            reply = status(self.session_socket, timeout_s=5.0)
             return reply.state == "serving" and reply.pid != self._crashed_pid
         except OSError:
             return False
@@ -262,7 +271,7 @@ def _is_daemon(pid: int) -> bool:
     return "serve" in process_figures.arguments(pid) and not process_figures.ended(pid)
 
 
-def status(session_socket: Path, timeout_s: float = 5.0) -> pb.StatusReply:
+def status(session_socket: Path, timeout_s: float = 60.0) -> pb.StatusReply:
     """One status call over a connection of its own; raises OSError where nobody answers."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)

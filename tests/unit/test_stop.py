@@ -145,7 +145,7 @@ def test_a_signal_while_the_tiers_open_ends_the_daemon_at_once_and_in_order(tmp_
         try:
             assert process.stdout.readline() == "opening\n"
             process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=30)
+            _, said = process.communicate(timeout=90)
         finally:
             process.kill()
     assert process.returncode == 0
@@ -156,5 +156,5 @@ def test_a_signal_while_the_tiers_open_ends_the_daemon_at_once_and_in_order(tmp_
 
 def test_a_signal_before_the_daemon_listens_to_signals_is_an_orderly_end_too(tmp_path):
     with run_script(SIGNAL_DURING_IMPORT, tmp_path) as process:
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=90)
     assert (process.returncode, said) == (0, "")
