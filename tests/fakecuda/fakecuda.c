@@ -81,6 +81,7 @@ static struct fault {
 } g_faults[MAX_FAULTS];
 static int g_fault_count;
 static struct timespec g_fault_changed;
+static char g_fault_text[4096];
 static pthread_mutex_t g_fault_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void set_faults(const char* text) {
@@ -100,18 +101,20 @@ static void set_faults(const char* text) {
   }
 }
 
+/* By its text too: a file that is emptied and written within a tick of the kernel's clock changes its time once. */
 static void read_fault_file(void) {
   struct stat now;
-  if (stat(g_fault_file, &now) ||
-      (now.st_mtim.tv_sec == g_fault_changed.tv_sec && now.st_mtim.tv_nsec == g_fault_changed.tv_nsec))
-    return;
-  char text[4096];
+  char text[sizeof g_fault_text];
   int fd = open(g_fault_file, O_RDONLY | O_CLOEXEC);
-  ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+  ssize_t size = fd < 0 || fstat(fd, &now) ? -1 : read(fd, text, sizeof text - 1);
   if (fd >= 0) close(fd);
   if (size < 0) return;
   text[size] = 0;
+  if (now.st_mtim.tv_sec == g_fault_changed.tv_sec && now.st_mtim.tv_nsec == g_fault_changed.tv_nsec &&
+      !strcmp(text, g_fault_text))
+    return;
   g_fault_changed = now.st_mtim;
+  strcpy(g_fault_text, text);
   set_faults(text);
 }
 

@@ -52,7 +52,7 @@ class Processes:
 
     def run(self, code, *arguments, **settings):
         process = self.start(code, *arguments, **settings)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
         return out.split()
 
@@ -139,7 +139,7 @@ def test_what_a_gpu_refuses_is_refused(processes):
 
 def test_a_device_pointer_is_not_the_hosts_to_follow(processes):
     process = processes.start("ctypes.string_at(started().allocate(64), 1)")
-    process.communicate(timeout=60)
+    process.communicate(timeout=100)
     assert process.returncode == -11
 
 
@@ -185,7 +185,7 @@ def test_imported_memory_outlives_its_exporter_and_counts_until_it_is_closed(pro
     assert importer.stdout.readline().split() == ["open", "255"]
     exporter.kill()
     exporter.wait()
-    out, err = importer.communicate("\n", timeout=60)
+    out, err = importer.communicate("\n", timeout=100)
     assert out.split() == ["256"], err
 
 
@@ -197,6 +197,9 @@ def test_faults_come_at_the_call_that_was_named(processes, tmp_path):
         fails(999, driver.stream); fails(999, driver.stream)
         open(os.environ["FAKECUDA_FAULT_FILE"], "w").write("cuMemAlloc_v2=700")
         fails(700, driver.allocate, 64); driver.allocate(64); driver.stream()
+        os.utime(os.environ["FAKECUDA_FAULT_FILE"], ns=(0, 0)); fails(700, driver.allocate, 64); driver.allocate(64)
+        open(os.environ["FAKECUDA_FAULT_FILE"], "w").write("cuMemAlloc_v2=701")
+        os.utime(os.environ["FAKECUDA_FAULT_FILE"], ns=(0, 0)); fails(701, driver.allocate, 64)
         """,
         FAULT="cuMemAlloc_v2=2@2,cuStreamCreate=999@1+",
         FAULT_FILE=tmp_path / "faults",
