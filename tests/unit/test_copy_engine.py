@@ -102,7 +102,7 @@ class Rig:
     def __init__(self):
         self.driver, self.said = Driver(), []
         self.commands = Commands(self.driver)
-        self.engine = CopyEngine(self.driver, 0, self.commands, self.said.append, 60.0)
+        self.engine = CopyEngine(self.driver, 0, self.commands, self.said.append, 1e9)
         self.mapping = Mapping(BLOCKS * BLOCK, name="segment")
         self.segment = self.mapping.fd
         self.commands.put((messages.Segment(7, BLOCKS * BLOCK), (os.dup(self.segment),)))
@@ -129,6 +129,7 @@ class Rig:
 def rig(monkeypatch):
     for name in ("FIRST_PIECE_BYTES", "PIECE_BYTES", "TOLD_PIECE_BYTES", "LANE_BYTES"):
         monkeypatch.setattr(copy_jobs, name, 2 * BLOCK)
+    monkeypatch.setattr(copy_jobs, "PATIENCE_S", 3600.0)  # it passes where a test says so
     return Rig()
 
 
@@ -198,6 +199,7 @@ def test_a_session_whose_copies_do_not_end_holds_up_no_other_one(rig):
 
 
 def test_a_copy_that_does_not_end_in_time_ends_the_process(rig):
+    rig.engine._stuck_max_s = 60.0
     rig.driver.stuck.add(11)
     rig.transfer(1, 2, to_device=True, owner=1)
 
@@ -339,9 +341,10 @@ def test_an_error_and_streams_that_do_not_answer_end_it_too(rig):
         rig.engine.run()
 
 
-def test_what_an_earlier_daemon_noted_is_ended_and_who_took_its_number_is_not():
-    ours = subprocess.Popen(["sleep", "60"])
-    other = subprocess.Popen(["sleep", "60"])
+def test_what_an_earlier_daemon_noted_is_ended_and_who_took_its_number_is_not(monkeypatch):
+    monkeypatch.setattr("kvstored.device.processes.END_WAIT_S", 60.0)
+    ours = subprocess.Popen(["sleep", "600"])
+    other = subprocess.Popen(["sleep", "600"])
     text = noted([ours.pid])
     wrong = b"%d %d\n" % (other.pid, 1)
     assert end_noted(text + wrong + b"nonsense\n\n12\n0 0\n")
