@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from kvstored.background import cancel_all
@@ -165,7 +166,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
             result = work()
         except BaseException as raised:
             error = raised
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(tell, result, error)
 
     threading.Thread(target=run, name="key", daemon=True).start()

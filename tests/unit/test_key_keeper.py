@@ -129,6 +129,7 @@ async def test_a_source_that_hangs_has_one_thread_however_often_it_is_tried(tmp_
                 await keys.keeper.rekey("t")
         assert began == ["t"]
         back.set()
+        monkeypatch.setattr("kvstored.encryption.key_keeper.LOOK_S", 60.0)  # of which it has so much more time
         await keys.until(lambda: not keys.keeper._reading)
         assert await keys.keeper.rekey("t") == 1
 
@@ -179,13 +180,15 @@ async def test_a_rekey_of_what_is_locked_opens_it_or_says_why_not(tmp_path, bloc
         assert await loaded(keys.harness, blocks) == set(FEW)
 
 
-async def test_after_its_key_was_destroyed_a_tenant_gets_a_new_one_by_itself(tmp_path, blocks):
+async def test_after_its_key_was_destroyed_a_tenant_gets_a_new_one_by_itself(tmp_path, blocks, monkeypatch):
+    monkeypatch.setattr("kvstored.encryption.key_keeper.LOOK_S", 3600.0)
     keys = Keys(tmp_path)
     keep(keys, OLD)
     async with keys:
         await store(keys.harness, blocks, FEW)
         await keys.harness.tier.keys.destroy("t")
         assert keys.harness.tier.barred == {"t"}
+        keys.keeper._wake.set()  # as when it looks next
         await keys.until(lambda: not keys.harness.tier.barred)
         assert await loaded(keys.harness, blocks) == set()
         assert all(await store(keys.harness, blocks, FEW))
