@@ -14,6 +14,7 @@ from kvstored.tiers import trailer
 from kvstored.tiers.formats import DIGEST_BYTES, ExtentRow, State
 from kvstored.tiers.nvme import NvmeConfig, NvmeTier
 from kvstored.tiers.trailer import end_of, pack_footer, unpack_trailer
+from tests.unit.test_nvme import QUIET
 
 EXTENT_BYTES = 1 << 20
 BLOCK_BYTES = 4096
@@ -29,6 +30,7 @@ class Harness:
             capacity_bytes=8 * EXTENT_BYTES,
             extent_bytes=EXTENT_BYTES,
             share_blocks=1,
+            **QUIET,
         )
         self.expired = []
         self.max_age_s = 0.0

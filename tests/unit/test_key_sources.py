@@ -96,7 +96,7 @@ def test_a_program_that_does_not_end_is_ended_with_what_it_started(tmp_path):
 
 def test_a_program_that_prints_without_end_is_ended(tmp_path):
     with pytest.raises(KeyUnavailable):
-        read_masters(tenant(key_command=[sys.executable, "-c", "while True: print('x' * 1000)"]))
+        read_masters(tenant(key_command=[sys.executable, "-c", "while True: print('x' * 1000)"], key_timeout_s=1.0))
 
 
 @pytest.mark.parametrize(

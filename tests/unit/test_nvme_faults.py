@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+import time
 
+import msgspec
 import pytest
 
 from kvstored.device.file import FileDevice
 from kvstored.errors import DeviceError
 from kvstored.testing.contract_lower_tier import DIGEST, Blocks, block_hash, content, find, load_all
 from kvstored.testing.faulty import FakeDevice, Faults
+from kvstored.testing.waiting import PATIENCE_S, until
 from kvstored.tiers.base import Health
 from kvstored.tiers.volume import Volume
 from kvstored.tiers.volume_io import UNREADABLE_IN_A_ROW_MAX
@@ -24,24 +27,45 @@ def blocks():
 
 
 def faulty_harness(tmp_path, **settings):
-    # Nothing is looked after or scrubbed by itself: the tests say when.
-    quiet = {"retry_s": 3600.0, "scrub_bytes_per_s": 0, **settings}
-    return Harness(tmp_path, FakeDevice(seed=1), **quiet)
+    return Harness(tmp_path, FakeDevice(seed=1), **settings)
 
 
-async def back(harness, *, turns=20):
-    """Look after the paths until all are well, a few times."""
-    for _ in range(turns):
-        await harness.tier.look_after()
-        if all(path.health is Health.OK for path in harness.tier.paths()):
+async def back(harness):
+    """Look after the paths until all are well."""
+    end_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end_s:
+        if await looked_after(harness):
             return True
+        await asyncio.sleep(0.001)
     return False
 
 
-async def until(reached):
-    async with asyncio.timeout(60):
-        while not reached():  # noqa: ASYNC110 - a thread or a timer brings it about
-            await asyncio.sleep(0.005)
+async def stays_away(harness):
+    """However often its paths are looked after."""
+    return not any([await looked_after(harness) for _ in range(20)])
+
+
+async def looked_after(harness):
+    await harness.tier.look_after()
+    return all(path.health is Health.OK for path in harness.tier.paths())
+
+
+def hang(harness, call):
+    """Calls of this kind do not come back from here on, and none is waited for any longer than a moment."""
+    harness.device.hold(call)
+    wait(harness, 0.3)
+
+
+def answer(harness):
+    """They do again; from here on a call may take as long as the machine makes it."""
+    wait(harness, PATIENCE_S)
+    harness.device.release()
+
+
+def wait(harness, deadline_s):
+    msgspec.structs.force_setattr(harness.tier._config, "io_deadline_s", deadline_s)
+    for volume in harness.tier._volumes.values():
+        volume.calls._deadline_s = deadline_s
 
 
 # --- writes that fail ---
@@ -57,7 +81,7 @@ async def test_a_path_that_could_not_be_written_takes_writes_again_when_it_can(t
         assert await store(harness, blocks, names("b", 3)) == [False] * 3
         assert harness.tier.health is Health.READ_ONLY
         assert await load_all(harness, blocks, "t", names("a", 3)) == {n: content(n, 16384) for n in names("a", 3)}
-        assert not await back(harness)
+        assert await stays_away(harness)
         (told,) = harness.tier.paths()
         assert told.reason
         assert "tried again in" in harness.tier.properties()["path.0"]
@@ -212,7 +236,7 @@ async def test_a_directory_that_was_deleted_is_used_again_once_it_is_made(tmp_pa
     async with faulty_harness(tmp_path) as harness:
         await store(harness, blocks, names("a", 4))
         (tmp_path / "drive0").rename(tmp_path / "deleted")
-        assert not await back(harness)
+        assert await stays_away(harness)
         (tmp_path / "drive0").mkdir()
         assert await back(harness)
         assert await load_all(harness, blocks, "t", names("a", 4)) == {}
@@ -308,11 +332,11 @@ async def test_writes_that_lie_are_never_served(tmp_path, blocks, fault):
 
 @pytest.mark.parametrize("call", ["read", "write", "sync"])
 async def test_a_device_that_hangs_turns_its_path_off_and_its_memory_stays_busy(tmp_path, blocks, call):
-    async with faulty_harness(tmp_path, io_deadline_s=0.3) as harness:
+    async with faulty_harness(tmp_path) as harness:
         await store(harness, blocks, names("a", 3))
         (record,) = await find(harness, "t", ["a0"])
         blocks.reset()
-        harness.device.hold(call)
+        hang(harness, call)
         if call == "read":
             task = asyncio.ensure_future(harness.tier.load([blocks.load("a0", record)]))
         else:
@@ -325,7 +349,7 @@ async def test_a_device_that_hangs_turns_its_path_off_and_its_memory_stays_busy(
         assert await harness.tier.store("t", [blocks.store("c", 4096)]) == [False]
         await harness.tier.look_after()
         assert harness.tier.health is Health.OFF, "not while a thread is in it"
-        harness.device.release()
+        answer(harness)
         await task
         assert await back(harness)
         assert harness.tier.counters()["late_calls"] == 1
@@ -334,22 +358,22 @@ async def test_a_device_that_hangs_turns_its_path_off_and_its_memory_stays_busy(
 
 
 async def test_a_device_that_hangs_when_it_is_opened_is_off_until_it_answers(tmp_path, blocks):
-    harness = faulty_harness(tmp_path, io_deadline_s=0.3)
-    harness.device.hold("place")
+    harness = faulty_harness(tmp_path)
+    hang(harness, "place")
     async with harness:
         assert harness.tier.health is Health.OFF
         await harness.tier.look_after()
         assert "not answer" in harness.tier.paths()[0].reason
-        harness.device.release()
+        answer(harness)
         await until(lambda: not harness.tier._opener.stuck)
         assert await back(harness)
         assert await store(harness, blocks, ["a"]) == [True]
 
 
 async def test_a_tier_whose_device_hangs_can_be_closed(tmp_path, blocks):
-    harness = faulty_harness(tmp_path, io_deadline_s=0.3)
+    harness = faulty_harness(tmp_path)
     await harness.tier.open()
-    harness.device.hold("write")
+    hang(harness, "write")
     task = asyncio.ensure_future(harness.tier.store("t", [blocks.store("a", 4096)]))
     await asyncio.to_thread(harness.device.held.wait)
     await harness.tier.close()

@@ -9,6 +9,7 @@ from kvstored.device.file import FileDevice
 from kvstored.policy.quota import Allotments, Quota
 from kvstored.testing.contract_lower_tier import DIGEST, OTHER_DIGEST, Blocks, find
 from kvstored.tiers.nvme import NvmeConfig, NvmeTier
+from tests.unit.test_nvme import QUIET
 
 EXTENT_BYTES = 128 << 10
 BLOCK = 16 << 10  # seven to an extent, beside its footer
@@ -32,6 +33,7 @@ class Harness:
             capacity_bytes=extents * EXTENT_BYTES,
             extent_bytes=EXTENT_BYTES,
             share_blocks=1,
+            **QUIET,
         )
         self.tier = NvmeTier(config, FileDevice(), SystemClock(), allotment=self.allotments)
 

@@ -608,7 +608,7 @@ asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
 def run_old(old_code, path, count=10):
     command = [sys.executable, "-c", OLD_WRITER, str(path), str(EXTENT_BYTES), str(count)]
     environment = {**os.environ, "PYTHONPATH": str(old_code)}
-    return subprocess.run(command, cwd=old_code, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=old_code, env=environment, capture_output=True, text=True, timeout=100)
 
 
 async def test_what_the_previous_format_s_own_code_wrote_is_taken_over_and_refused_by_it_after(

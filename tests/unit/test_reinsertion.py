@@ -23,7 +23,7 @@ from kvstored.tiers.base import Load
 from kvstored.tiers.formats import ExtentRow, State
 from kvstored.tiers.nvme import NvmeConfig, NvmeTier
 from kvstored.tiers.tombstones import Tombstone, _still_needed, pack_tombstone, unpack_tombstones
-from tests.unit.test_nvme import EXTENT_BYTES, Harness, names, store
+from tests.unit.test_nvme import EXTENT_BYTES, QUIET, Harness, names, store
 from tests.unit.test_simulator import workload
 
 EXTENT_BLOCKS = 7  # of 16 KiB in an extent
@@ -257,7 +257,7 @@ async def test_the_store_over_a_log_has_exactly_the_hits_and_writes_of_the_simul
     def gone(tenant, digest, hashes):
         gone_below(nodes[0].parts.catalog, nodes[0].parts.history, digest, hashes, Reason.EVICTED, RECYCLED)
 
-    config = NvmeConfig(paths=[tmp_path], capacity_bytes=4 * extent_bytes, extent_bytes=extent_bytes)
+    config = NvmeConfig(paths=[tmp_path], capacity_bytes=4 * extent_bytes, extent_bytes=extent_bytes, **QUIET)
     tier = NvmeTier(config, FileDevice(), SystemClock(), gone)
     await tier.open()
     try:

@@ -17,6 +17,7 @@ from kvstored.testing.daemon_in_loop import serving
 from kvstored.tiers.allowance import DAY_S, Allowance
 from kvstored.tiers.nvme import NvmeConfig, NvmeTier
 from kvstored.tiers.wear import DAYS_KEPT, PROMISE_BYTES_MAX, Kept, WearMeter, unpack
+from tests.unit.test_nvme import QUIET
 
 DAY = int(DAY_S)
 MIB = 1 << 20
@@ -195,7 +196,12 @@ def test_a_flipped_byte_is_found(place, flip):
 
 async def tier_at(path, clock, **settings):
     config = NvmeConfig(
-        paths=[path], capacity_bytes=4 * EXTENT_BYTES, extent_bytes=EXTENT_BYTES, share_blocks=1, **settings
+        paths=[path],
+        capacity_bytes=4 * EXTENT_BYTES,
+        extent_bytes=EXTENT_BYTES,
+        share_blocks=1,
+        **QUIET,
+        **settings,
     )
     tier = NvmeTier(config, FileDevice(), clock)
     await tier.open()
