@@ -103,27 +103,24 @@ def entry(expires_s):
 
 
 def test_timers_give_what_is_due_and_nothing_else_whatever_came_and_went():
-    rng, timers, alive, now_s = random.Random(1), Timers(), set(), 0.0
-    for _ in range(4000):
+    rng, timers, alive, now_s = random.Random(1), Timers(), dict[int, Entry](), 0.0  # by number: the same in every run
+    for number in range(4000):
         dice = rng.random()
         if dice < 0.5:
             made = entry(step_down(now_s + rng.randrange(1, 400) / 8))
             timers.add(made)
-            alive.add(made)
+            alive[number] = made
         elif dice < 0.7 and alive:
-            gone = rng.choice(sorted(alive, key=id))
-            timers.discard(gone)
-            alive.discard(gone)
+            timers.discard(alive.pop(rng.choice(list(alive))))
         elif dice < 0.8 and alive:
-            moved = rng.choice(sorted(alive, key=id))
-            moved.expires_s += rng.randrange(1, 100) / 8
+            alive[rng.choice(list(alive))].expires_s += rng.randrange(1, 100) / 8
         else:
             now_s += rng.random()
             while timers.first_s <= now_s:
                 ended, _ = timers.due(now_s, 3)
                 assert all(each.expires_s <= now_s for each in ended)
-                alive.difference_update(ended)
-            assert all(each.expires_s > now_s for each in alive)
+                alive = {key: each for key, each in alive.items() if each not in ended}
+            assert all(each.expires_s > now_s for each in alive.values())
         assert len(timers) == len(alive)
         assert len(timers._steps) <= 2 * len(timers._buckets) + 64
 

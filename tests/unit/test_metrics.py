@@ -166,11 +166,11 @@ def test_the_endpoint_serves_over_http_until_it_is_closed():
     endpoint = serve("127.0.0.1:0", [DaemonCollector(Metrics(), status)])
     assert endpoint is not None
     url = f"http://127.0.0.1:{endpoint.port}/metrics"
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         assert parse(answer.read().decode())["kvstored_dram_used_bytes", ()] == 40
     endpoint.close()
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(url, timeout=10)
+        urllib.request.urlopen(url, timeout=60)
 
 
 def test_a_busy_port_costs_the_metrics_and_not_the_daemon():

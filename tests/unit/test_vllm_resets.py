@@ -47,7 +47,7 @@ def test_more_adapters_wait_than_namespaces_are_kept(monkeypatch):
         settled=lambda _: True, identity=lambda each: each.request_id, reason="", close=lambda: None
     )
     waiting = [request(str(number)) for number in range(9)]
-    for _ in range(1000):
+    for _ in range(6000):
         if None not in [scheduler.matched(each, 0)[0] for each in waiting]:
             return
         time.sleep(0.01)

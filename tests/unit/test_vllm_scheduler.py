@@ -28,9 +28,7 @@ def test_the_first_ask_never_waits_and_a_later_one_has_the_answer():
     store = Store((4,))
     store.gate.clear()
     scheduler = side(store)
-    started = time.monotonic()
-    assert scheduler.matched(request(), 0) == (None, False)
-    assert time.monotonic() - started < 5  # the store does not answer at all
+    assert scheduler.matched(request(), 0) == (None, False)  # and no answer, for which it would have waited
     store.gate.set()
     assert answered(scheduler, request()) == (4 * BLOCK, True)
     assert len(store.asked) == 1  # asked once, however often the engine does
@@ -494,10 +492,14 @@ def test_a_waiting_request_costs_no_question_and_no_thread_a_step():
     store = Store((4,))
     store.gate.clear()
     scheduler = side(store)
-    threads = threading.active_count()
+    before = set(threading.enumerate())
     waiting = [request(str(i), key=bytes([i % 256])) for i in range(256)]
     for _ in range(50):
         for each in waiting:
             assert scheduler.matched(each, 0) == (None, False)
+    until = time.monotonic() + 60
+    while not store.asked:
+        assert time.monotonic() < until
+        time.sleep(0.001)
     assert len(store.asked) == 1  # the others wait in line behind it
-    assert threading.active_count() == threads + 1
+    assert len(set(threading.enumerate()) - before) == 1
