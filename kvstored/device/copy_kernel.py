@@ -80,13 +80,13 @@ def _by_bindings(source: str, arch: str) -> bytes:
 
 
 class _List:
-    """Room for the copies of one launch, which the device can read."""
+    """Room for the copies of one launch, which the device can read. It is never given back: it stays registered."""
 
     def __init__(self, driver: Driver) -> None:
+        self.event = driver.event()
         self._mapping = mmap.mmap(-1, 3 * COPIES_MAX * 8)
         self.rows = np.frombuffer(self._mapping, np.uint64).reshape(3, COPIES_MAX)
-        driver.pin(self.rows.ctypes.data, self.rows.nbytes)
-        self.event = driver.event()
+        driver.pin(self.rows.ctypes.data, self.rows.nbytes)  # the last that may fail
 
 
 class CopyKernel:
@@ -131,8 +131,8 @@ class CopyKernel:
     def _room(self) -> _List | None:
         """A list that no launch reads any more; never waits, since a stream may be stuck."""
         for _ in range(len(self._used)):
-            room = self._used.popleft()
-            (self._idle if self._driver.happened(room.event) else self._used).append(room)
+            happened = self._driver.happened(self._used[0].event)  # before it is taken: this may fail
+            (self._idle if happened else self._used).append(self._used.popleft())
         if self._idle:
             return self._idle.popleft()
         return _List(self._driver) if len(self._used) < LISTS_MAX else None

@@ -11,6 +11,7 @@ import time
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from kvstored_proto.cuda_copies import Pointers
 
 from kvstored.device import copy_kernel
@@ -30,6 +31,7 @@ class CopyMethods:
         self._driver = driver
         self._kernel, self.why_none = copy_kernel.loaded(driver, ordinal)
         self.below_bytes = {True: 0, False: 0}
+        self._registered: npt.NDArray[np.uint8] | None = None
         if self._kernel is not None:
             try:
                 self._calibrate(self._kernel)
@@ -58,8 +60,9 @@ class CopyMethods:
         driver, held = self._driver, mmap.mmap(-1, TOTAL_BYTES)
         host = np.frombuffer(held, np.uint8)
         host[::4096] = 1
+        stream, device = driver.stream(), driver.allocate(TOTAL_BYTES)
         driver.pin(host.ctypes.data, TOTAL_BYTES)
-        device, stream = driver.allocate(TOTAL_BYTES), driver.stream()
+        self._registered = host  # as long as it is: no other memory may lie there
         try:
             for to_device in (True,) if driver.batches else (True, False):
                 for size in SIZES:
@@ -77,6 +80,7 @@ class CopyMethods:
             driver.synchronize(stream)
             driver.free(device)
             driver.unpin(host.ctypes.data)
+            self._registered = None
 
     def _seconds(
         self, lists: tuple[Pointers, Pointers, Pointers], stream: int, to_device: bool, kernel: CopyKernel | None

@@ -75,6 +75,18 @@ class ChunkedArray(DeviceArray):
         cuda_chunks.unmap(self._driver, self._mapped)
 
 
+class Columns:
+    """Some columns of an array of two axes: a tensor of its own, which shares its memory."""
+
+    def __init__(self, array: DeviceArray, columns: slice) -> None:
+        self._array = array  # kept alive
+        self.__cuda_array_interface__ = {
+            **array.__cuda_array_interface__,
+            "data": (array.address + columns.start, False),
+            "shape": (array.shape[0], columns.stop - columns.start),
+        }
+
+
 def arrays_on(driver: Driver, arrays: Sequence[Array]) -> list[DeviceArray]:
     """Each on the device, none at the start of its allocation."""
     return [DeviceArray(driver, array, 512 * (i + 1)) for i, array in enumerate(arrays)]

@@ -4,12 +4,14 @@ long, a transfer that failed is a miss, and the next one works. Engines, daemon 
 import ctypes
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 from kvstored.testing import process_figures
 from kvstored.testing.contract_paged import hashes_of
 from kvstored.testing.daemon_process import DaemonProcess
-from kvstored.testing.device_arrays import ChunkedArray, DeviceArray
+from kvstored.testing.device_arrays import ChunkedArray, Columns, DeviceArray
 from tests import fakecuda
 from tests.e2e.raw_client import eventually
 
@@ -34,14 +36,22 @@ SETTINGS = {"dram.capacity_bytes": "128MiB", "gpu.silence_max_s": "3", "gpu.drai
 class Rig:
     """A daemon whose worker's driver can be broken at any time, and this process as an engine."""
 
-    def __init__(self, driver, directory, daemon, kind=DeviceArray):
+    def __init__(self, driver, directory, daemon, kind=DeviceArray, pieces=1):
+        """`pieces`: so many tensors have a part of each block, and nothing of it is joined."""
         self.driver = driver
         self.faults = directory / "faults"
         self.daemon = daemon
         self.array = kind(driver, np.random.default_rng(1).integers(0, 256, (BLOCKS, BLOCK_BYTES), np.uint8))
         self.client = Client(daemon.address, timeout_s=20.0, connect_timeout_s=20.0)
         self.namespace = self.client.namespace(SPEC)
-        self.transfers = self.client.register(PagedKV([self.array]))
+        step = BLOCK_BYTES // pieces
+        columns = [Columns(self.array, slice(i, i + step)) for i in range(0, BLOCK_BYTES, step)]
+        self.tensors = columns if pieces > 1 else [self.array]
+        self.register()
+
+    def register(self):
+        """The array's memory, anew."""
+        self.transfers = self.client.register(PagedKV(self.tensors))
 
     def breaks(self, text):
         """What the worker's driver does from its next call on."""
@@ -275,7 +285,7 @@ EXPORTED = set(re.findall(r"CUresult (cu\w+)\(", (fakecuda.HERE / "fakecuda.c").
 # What is called of engines, or finds functions, or is the older form of what is called.
 NOT_THE_WORKERS = {
     *("cuIpcGetMemHandle", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyHtoD_v2", "cuPointerGetAttribute"),
-    *("cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"),  # of the kernel: see test_copy_kernel
+    *("cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"),  # of the kernel
     *("cuMemCreate", "cuMemRetainAllocationHandle", "cuMemExportToShareableHandle", "cuCtxGetCurrent"),
     *("cuGetProcAddress_v2", "cuGetErrorName", "cuMemcpyBatchAsync", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2"),
 }
@@ -294,31 +304,74 @@ def test_whatever_call_fails_nothing_wrong_is_read_and_all_works_afterwards(
     driver, tmp_path, monkeypatch, kind, running
 ):
     """Each call in turn, with one error each: of a worker that starts, and of one that has copied before."""
+    faults = [(call, CODES[(number + running) % len(CODES)]) for number, call in enumerate(CALLS[kind])]
     with rig_of(driver, tmp_path, monkeypatch) as daemon:
         rig = Rig(driver, tmp_path, daemon, kind)
         try:
-            for number, call in enumerate(CALLS[kind]):
-                seed = 1000 + 2 * number
-                eventually(lambda seed=seed: rig.works(seed), f"it works again before {call}", 60.0)
-                if not running:
-                    os.kill(rig.worker, signal.SIGKILL)
-                rig.breaks(f"{call}={CODES[(number + running) % len(CODES)]}")
-                if running:  # closed and opened in a worker that goes on
-                    rig.transfers.close()
-                    rig.transfers = rig.client.register(PagedKV([rig.array]))
-                hashes = hashes_of(seed + 1, 8)
-                rig.transfers.store(rig.namespace, hashes, range(8))
-                assert not rig.stored_wrong(hashes), call
-                before = rig.array.read().copy()
-                came = rig.transfers.load(rig.namespace, hashes, range(8, 16))
-                assert (rig.array.read()[8 : 8 + came] == before[:came]).all(), call
-                rig.breaks("")
-                assert rig.idle(), call
+            for number, (call, code) in enumerate(faults):
+                one_fault(rig, 1000 + 2 * number, call, code, running=running)
             eventually(lambda: rig.works(9999), "it works again", 40.0)
         finally:
             rig.close()
         chunks = [target for target in daemon.descriptors() if "fakecuda-chunk" in target]
         assert not chunks
+
+
+def one_fault(rig, seed, call, code, *, running):
+    """A store and a load while a call fails; what came of the load."""
+    eventually(lambda: rig.works(seed), f"it works again before {call}={code}", 60.0)
+    if not running:
+        os.kill(rig.worker, signal.SIGKILL)
+    rig.breaks(f"{call}={code}")
+    if running:  # closed and opened in a worker that goes on
+        rig.transfers.close()
+        rig.register()
+    hashes = hashes_of(seed + 1, 8)
+    stored = rig.transfers.store(rig.namespace, hashes, range(8)).stored
+    assert not rig.stored_wrong(hashes), call
+    before = rig.array.read().copy()
+    came = rig.transfers.load(rig.namespace, hashes, range(8, 16))
+    assert (rig.array.read()[8 : 8 + came] == before[:came]).all(), call
+    rig.breaks("")
+    assert rig.idle(), call
+    return stored, came
+
+
+# Of a kernel that copies, by whether the worker has copied before: itself, and what it needs.
+KERNEL_FAULTS = {
+    False: [
+        *product(["cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"], CODES),
+        *zip(["cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostRegister_v2"], CODES, strict=True),  # it is measured
+    ],
+    True: [
+        *product(["cuLaunchKernel"], CODES),
+        *product(["cuEventRecord", "cuEventQuery", "copy"], CODES[:2]),
+    ],
+}
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler (c++)")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("running", [False, True])
+def test_whatever_fails_where_a_kernel_copies_the_same_is_true(driver, tmp_path, monkeypatch, running):
+    """The copy engines are made slower than it is; without batches stores go by it, too."""
+    settings = {**fakecuda.with_kernel(tmp_path), "FAKECUDA_DRIVER": "12000", "FAKECUDA_OP_DELAY_US": "1"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    with rig_of(driver, tmp_path, monkeypatch) as daemon:
+        rig = Rig(driver, tmp_path, daemon, pieces=16)
+        try:
+            assert rig.works(999)
+            (said,) = [text for text in rig.client.status().gpus.values() if "copies by" in text]
+            below = [int(size) for size in re.findall(r"(\d+)(?: bytes)? \((?:loads|stores)\)", said)]
+            assert min(below) > BLOCK_BYTES // 16, said
+            for number, (call, code) in enumerate(KERNEL_FAULTS[running]):
+                stored, came = one_fault(rig, 1000 + 2 * number, call, code, running=running)
+                if running and call == "cuLaunchKernel":
+                    assert (stored, came) == (0, 0), "it is the kernel that copies"
+            eventually(lambda: rig.works(9999), "it works again", 40.0)
+        finally:
+            rig.close()
 
 
 def test_memory_that_is_unregistered_while_copies_run_is_free_when_the_call_returns(slow):

@@ -21,7 +21,7 @@ from kvstored.testing.contract_paged import (
     stored,
 )
 from kvstored.testing.daemon_process import DaemonProcess
-from kvstored.testing.device_arrays import DeviceArray, OnDevice, arrays_on
+from kvstored.testing.device_arrays import Columns, DeviceArray, OnDevice, arrays_on
 from tests import fakecuda
 
 pytestmark = pytest.mark.skipif(bool(fakecuda.MISSING), reason=fakecuda.MISSING)
@@ -83,21 +83,6 @@ class TestCudaIpcInALoop(PagedContract, LayersContract, EarlyLayersContract):
         loop.close()
 
 
-class DeviceView:
-    """Some columns of an array on the device."""
-
-    def __init__(self, array, columns):
-        whole = array.__cuda_array_interface__
-        start, stop = columns.start, columns.stop
-        self.keep = array
-        self.__cuda_array_interface__ = {
-            **whole,
-            "data": (array.address + start, False),
-            "shape": (array.shape[0], stop - start),
-            "strides": array.strides,
-        }
-
-
 def test_the_daemon_never_maps_the_driver(client, daemon, driver):
     arrays = arrays_on(driver, arrays_of(SHAPES["mla"], 1))
     with client.register(PagedKV(arrays)) as transfers:
@@ -135,7 +120,7 @@ def test_the_same_over_grpc(daemon, driver):
         namespace = stub.OpenNamespace(
             pb.OpenNamespaceRequest(spec=NamespaceSpec(model="grpc")), **session
         ).namespace_id
-        layers = [DeviceView(array, columns) for columns in (slice(0, 1024), slice(1024, 4096))]
+        layers = [Columns(array, columns) for columns in (slice(0, 1024), slice(1024, 4096))]
         made = stub.RegisterMemory(Description(PagedKV(layers)).description(), **session)
         assert made.registration_id, made.reason
         packed = {"registration_id": made.registration_id, "namespace_id": namespace, "hash_bytes": 16}

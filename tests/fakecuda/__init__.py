@@ -40,6 +40,14 @@ def build_kernels(directory: Path, *, on_the_fake: bool) -> Path:
     return made
 
 
+def with_kernel(directory: Path) -> dict[str, str]:
+    """Variables of a process on the fake that has the kernel, made in this directory."""
+    image = directory / "image"
+    image.write_bytes(b"the fake looks at no image")
+    kernels = build_kernels(directory, on_the_fake=True)
+    return {"FAKECUDA_KERNELS": str(kernels), "KVSTORED_COPY_KERNEL": str(image)}
+
+
 def directory() -> Path:
     """A fresh directory for all processes of one run; it goes with this one."""
     made = tempfile.mkdtemp(prefix="fakecuda-")

@@ -99,15 +99,8 @@ def methods_on_the_fake(tmp_path, **more):
     return json.loads(done.stdout)
 
 
-def kernel_settings(tmp_path):
-    image = tmp_path / "image"
-    image.write_bytes(b"the fake looks at no image")
-    kernels = fakecuda.build_kernels(tmp_path, on_the_fake=True)
-    return {"FAKECUDA_KERNELS": str(kernels), "KVSTORED_COPY_KERNEL": str(image)}
-
-
 def test_the_method_is_chosen_by_direction_and_size(tmp_path):
-    said, right, calls = methods_on_the_fake(tmp_path, **kernel_settings(tmp_path))
+    said, right, calls = methods_on_the_fake(tmp_path, **fakecuda.with_kernel(tmp_path))
     assert said.startswith("batch, kernel below ")
     assert said.endswith(", 0 (stores)"), "the copy engines do that well"
     assert right == [True] * 3
@@ -117,13 +110,13 @@ def test_the_method_is_chosen_by_direction_and_size(tmp_path):
 @pytest.mark.parametrize("code", ["2", "700"])
 @pytest.mark.parametrize("call", ["cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"])
 def test_a_kernel_that_fails_at_the_start_is_none(tmp_path, call, code):
-    said, right, _ = methods_on_the_fake(tmp_path, **kernel_settings(tmp_path), FAKECUDA_FAULT=f"{call}={code}")
+    said, right, _ = methods_on_the_fake(tmp_path, **fakecuda.with_kernel(tmp_path), FAKECUDA_FAULT=f"{call}={code}")
     assert said.startswith(f"batch (no kernel: {call}: CUDA_ERROR")
     assert right == [True] * 3
 
 
 def test_status_shows_method_and_threshold_and_transfers_are_right(tmp_path, monkeypatch):
-    for name, value in {**fakecuda.environment(fakecuda.directory()), **kernel_settings(tmp_path)}.items():
+    for name, value in {**fakecuda.environment(fakecuda.directory()), **fakecuda.with_kernel(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     with DaemonProcess({"dram.capacity_bytes": "64MiB", "gpu.start": "now"}) as daemon:
         eventually(lambda: "kernel below" in str(status(daemon.session_socket).gpus), "it is shown", 60.0)
