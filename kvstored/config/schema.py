@@ -235,7 +235,7 @@ class Gpu(Section):
     enabled: bool = True
     """Use a device worker for each GPU whose memory an engine registers; needs numpy and the CUDA driver."""
     start: Literal["first_use", "now"] = "first_use"
-    """When a device worker starts: with the first registration, or `now`, with the daemon, and again when it ends."""
+    """When device workers start: with the first registration, or `now`, always one, which pins the DRAM tier ahead."""
     devices: list[DeviceUuid] = Field(default_factory=list)
     """For `now`: UUIDs of the GPUs, as nvidia-smi -L shows them; none: all that the daemon sees."""
     drain_max_s: Annotated[float, Field(gt=0, le=600)] = 5.0

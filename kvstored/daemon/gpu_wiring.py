@@ -30,7 +30,7 @@ def make_gpus(config: Config, dram: DramTier, state: StateDirectory) -> Gpus | N
 def start_workers(config: Config, gpus: Gpus | None) -> None:
     """Those that the configuration wants from the start; nobody waits for them."""
     if gpus is not None and config.gpu.start == "now":
-        gpus.devices.keep([uuid_bytes(uuid) for uuid in config.gpu.devices])
+        gpus.keep([uuid_bytes(uuid) for uuid in config.gpu.devices])
 
 
 async def end_leftovers(state: StateDirectory) -> None:

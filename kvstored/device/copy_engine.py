@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -60,9 +61,11 @@ class CopyEngine:
         self._stuck_max_s = stuck_max_s
         self._registered: dict[int, EngineMemory] = {}
         self._jobs: dict[int, Job] = {}
+        self._to_pin: deque[int] = deque()
         self._leaving: list[messages.Unregister | messages.DropSegment] = []
         self._events: list[int] = []
         self._said_s = 0.0
+        self._said_pinned_bytes = 0
 
     def run(self) -> None:
         """Serve for ever. Raises ContextLost."""
@@ -74,6 +77,8 @@ class CopyEngine:
             lane = self._lanes.next(time.monotonic())
             if lane is not None:
                 self._submit(lane)
+            elif self._to_pin and not self._jobs:
+                self._pin(self._to_pin.popleft())
             else:
                 self._commands.wait(LOOK_EVERY_S if self._jobs else None)
 
@@ -93,6 +98,8 @@ class CopyEngine:
             self._give_up(lambda job: job.request.transfer == command.transfer and not job.submitted, "cancelled")
         elif isinstance(command, messages.DropSegment):
             self._leaving.append(command)
+        elif isinstance(command, messages.Pin):
+            self._to_pin.append(command.segment_id)
 
     def _take(self, what: messages.Segment | messages.Chunks, fds: tuple[int, ...]) -> None:
         if isinstance(what, messages.Chunks):
@@ -120,8 +127,26 @@ class CopyEngine:
             self._check_context()
             self._say(messages.Done(request.transfer, str(failure)))
             return
+        finally:
+            self._say_pinned()
         self._jobs[request.transfer] = job
         lane.waiting.append(job)
+
+    def _pin(self, segment_id: int) -> None:
+        """Pin a segment that no transfer has needed yet: one, and then what has come meanwhile."""
+        error = ""
+        try:
+            self._segments.pin(segment_id)
+        except (Refused, CudaError) as failure:
+            error = str(failure)
+            self._check_context()
+        self._say_pinned()
+        self._say(messages.Pinned(segment_id, error))
+
+    def _say_pinned(self) -> None:
+        if self._segments.pinned_bytes != self._said_pinned_bytes:
+            self._said_pinned_bytes = self._segments.pinned_bytes
+            self._say(messages.Progress(self._said_pinned_bytes))
 
     def _lane(self, job: Job) -> Lane:
         lane = self._lanes.of(job)
@@ -170,6 +195,7 @@ class CopyEngine:
                 if not any(command.segment_id in job.segment_ids for job in jobs):
                     self._leaving.remove(command)
                     self._closing(partial(self._segments.drop, command.segment_id))
+                    self._say_pinned()
                     self._say(messages.Dropped(command.segment_id))
             elif not any(job.request.registration == command.registration for job in jobs):
                 self._leaving.remove(command)

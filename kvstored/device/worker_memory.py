@@ -42,24 +42,30 @@ class Segments:
         """Where blocks of a size lie here; pins what is not pinned yet. Raises CudaError, Refused."""
         found = offsets.copy()
         for segment_id in np.unique(segments).tolist():
-            if segment_id not in self._mapped:
-                raise Refused(f"segment {segment_id} is not mapped here")
-            address, length = self._mapped[segment_id].address, self._mapped[segment_id].size_bytes
+            mapping = self._of(segment_id)
             of_it = segments == segment_id
-            if int(offsets[of_it].max()) + size_bytes > length:
-                raise Refused(f"a block ends past its segment of {length} bytes")
-            self._pin(segment_id, address, length)
-            found[of_it] += np.uint64(address)
+            if int(offsets[of_it].max()) + size_bytes > mapping.size_bytes:
+                raise Refused(f"a block ends past its segment of {mapping.size_bytes} bytes")
+            self.pin(segment_id)
+            found[of_it] += np.uint64(mapping.address)
         return found
 
-    def _pin(self, segment_id: int, address: int, size_bytes: int) -> None:
+    def _of(self, segment_id: int) -> InheritedMapping:
+        mapping = self._mapped.get(segment_id)
+        if mapping is None:
+            raise Refused(f"segment {segment_id} is not mapped here")
+        return mapping
+
+    def pin(self, segment_id: int) -> None:
+        """Pin a segment, if it is not. Raises CudaError, Refused."""
+        mapping = self._of(segment_id)
         if segment_id in self._pinned:
             return
-        if size_bytes > REGISTER_BYTES_MAX:
-            raise Refused(f"a segment of {size_bytes} bytes: {REGISTER_BYTES_MAX} can be registered")
-        self._driver.pin(address, size_bytes)
+        if mapping.size_bytes > REGISTER_BYTES_MAX:
+            raise Refused(f"a segment of {mapping.size_bytes} bytes: {REGISTER_BYTES_MAX} can be registered")
+        self._driver.pin(mapping.address, mapping.size_bytes)
         self._pinned.add(segment_id)
-        self.pinned_bytes += size_bytes
+        self.pinned_bytes += mapping.size_bytes
 
     def drop(self, segment_id: int) -> None:
         """Unmap a segment, if there is one. No copy may use it."""

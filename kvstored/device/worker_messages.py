@@ -79,6 +79,12 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=6):
     transfer: int
 
 
+class Pin(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Pin a segment when there is nothing else to do. Answered by `Pinned`."""
+
+    segment_id: int
+
+
 class Chunks(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """Descriptors of some of the chunks that the next `Register` of this number names come along; without answer."""
 
@@ -122,7 +128,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag=25):
-    """Said now and then while a long transfer runs: the worker does not hang."""
+    """Said when more is pinned, and now and then while a long transfer runs: the worker does not hang."""
 
     pinned_bytes: int
 
@@ -134,8 +140,15 @@ class Copied(msgspec.Struct, frozen=True, array_like=True, tag=26):
     done: int
 
 
-ToWorker = Segment | DropSegment | Register | Unregister | Transfer | Chunks | Cancel
-ToDaemon = Hello | Dropped | Registered | Unregistered | Done | Progress | Copied
+class Pinned(msgspec.Struct, frozen=True, array_like=True, tag=27):
+    """The segment is pinned; or `error`, and it is not."""
+
+    segment_id: int
+    error: str
+
+
+ToWorker = Segment | DropSegment | Register | Unregister | Transfer | Chunks | Cancel | Pin
+ToDaemon = Hello | Dropped | Registered | Unregistered | Done | Progress | Copied | Pinned
 
 to_worker: Final = msgspec.msgpack.Decoder(ToWorker)
 to_daemon: Final = msgspec.msgpack.Decoder(ToDaemon)

@@ -11,12 +11,14 @@ import itertools
 import os
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 from kvstored_proto import frames
 
 from kvstored.device import worker_messages as messages
 from kvstored.errors import InvalidArgument
+from kvstored.tiers import gpu_segments
 from kvstored.tiers.dram import DramTier
 from kvstored.tiers.gpu_devices import GpuDevices
 from kvstored.tiers.gpu_worker import GpuWorker
@@ -170,7 +172,7 @@ class Gpus:
             segments.extend(itertools.repeat(first >> INDEX_BITS, count))
             offsets.extend(range(start, start + count * stride, stride))
         try:
-            self._send_segments(worker, {first >> INDEX_BITS for first, _ in runs})
+            gpu_segments.give(self._dram, worker, {first >> INDEX_BITS for first, _ in runs})
         except OSError as failure:  # descriptors are short
             return f"memory of the tier cannot be given to the device worker: {failure.strerror}"
         self._last_number += 1
@@ -189,12 +191,6 @@ class Gpus:
         worker.transfers += not error
         return error
 
-    def _send_segments(self, worker: GpuWorker, needed: set[int]) -> None:
-        for number in needed - worker.sent_segments:
-            fd = os.dup(self._dram.writable_fd(number))
-            worker.sent_segments.add(number)
-            worker.send(messages.Segment(number, self._dram.segment_bytes(number)), (fd,))
-
     async def drop_segment(self, segment_id: int) -> None:
         """Nothing uses the segment any more: when this returns no worker has it mapped."""
         for worker in self.devices.workers():
@@ -202,6 +198,10 @@ class Gpus:
                 await worker.ask(messages.DropSegment(segment_id), messages.Dropped, segment_id)
 
     # ---- the daemon's own ----
+
+    def keep(self, uuids: Sequence[bytes]) -> None:
+        """Start workers now, and again whenever one has ended, and have the tier's memory pinned (see `GpuDevices`)."""
+        self.devices.keep(uuids, partial(gpu_segments.pin_ahead, self._dram))
 
     def status(self) -> dict[str, str]:
         """What there is, in words."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
 from typing import Final
 
@@ -20,6 +20,7 @@ UNKNOWN_FOR_S: Final = 10.0  # a device that was not there is not looked for aga
 PAUSE_MIN_S: Final = 0.5  # before a worker that ended is started again; twice as long each time
 PAUSE_MAX_S: Final = 30.0
 STEADY_S: Final = 60.0  # one that lived so long, or copied anything, did not end at its start
+Prepare = Callable[[GpuWorker], Awaitable[None]]
 ALL: Final = b""  # instead of a UUID: no device has it, and the answer names those that there are
 
 
@@ -42,7 +43,7 @@ class _Device:
         """What it does, or why not, in words."""
         state = f"{self.name}, driver {self.driver}, copies by {self.method}" if self.name else "starting"
         if self.worker is not None and self.worker.alive:
-            state += f", {self.worker.pinned_bytes} bytes pinned"
+            state += f", {self.worker.said_pinned()}"
         return f"{self.error or state}, {self.starts} starts"
 
 
@@ -143,25 +144,30 @@ class GpuDevices:
 
     # ---- started with the daemon ----
 
-    def keep(self, uuids: Sequence[bytes]) -> None:
-        """Start workers now, and again whenever one has ended; for no UUIDs those of all devices that are visible."""
-        for uuid in uuids or [ALL]:
-            self._kept.append(asyncio.create_task(self._keep_all() if uuid == ALL else self._keep(uuid)))
+    def keep(self, uuids: Sequence[bytes], prepare: Prepare) -> None:
+        """Start workers now, and again whenever one has ended; for no UUIDs those of all devices that are visible.
 
-    async def _keep_all(self) -> None:
+        `prepare` is called with each, and ends with it.
+        """
+        for uuid in uuids or [ALL]:
+            keeping = self._keep_all(prepare) if uuid == ALL else self._keep(uuid, prepare)
+            self._kept.append(asyncio.create_task(keeping))
+
+    async def _keep_all(self, prepare: Prepare) -> None:
         while not self._closing.is_set():
             await self._discover()
             if self._visible:
-                self.keep(sorted(self._visible))
+                self.keep(sorted(self._visible), prepare)
                 return
             await self._pause(PAUSE_MAX_S)  # told by `status`; drivers may come late after a machine's start
 
-    async def _keep(self, uuid: bytes) -> None:
+    async def _keep(self, uuid: bytes, prepare: Prepare) -> None:
         while not self._closing.is_set():
             worker, error = await self.worker(uuid)
             device = self._devices.get(uuid)
             if worker is not None:
                 self._missing.pop(uuid, None)
+                await prepare(worker)
                 await worker.gone.wait()
             elif device is not None:
                 await self._pause(max(PAUSE_MIN_S, device.not_before_s - time.monotonic()))

@@ -38,6 +38,8 @@ class GpuWorker:
         self.why = ""  # it was killed
         self.transfers = 0  # that went well
         self.pinned_bytes = 0
+        self.pins_ahead_bytes = 0  # so much is to be pinned before it is needed; 0: nothing is
+        self.why_not_pinned = ""
         self.sent_segments: set[int] = set()
         self.registered: set[int] = set()
         self._silence_max_s = silence_max_s
@@ -83,6 +85,12 @@ class GpuWorker:
     def alive(self) -> bool:
         """Whether it can be asked for something."""
         return not self._ending
+
+    def said_pinned(self) -> str:
+        """For status: how much of the tier's memory copies run from and to by themselves."""
+        ahead = f" of {self.pins_ahead_bytes}" if self.pins_ahead_bytes else ""
+        why = f" (not pinned ahead: {self.why_not_pinned})" if self.why_not_pinned else ""
+        return f"{self.pinned_bytes}{ahead} bytes pinned{why}"
 
     # ---- asking ----
 
@@ -157,6 +165,8 @@ class GpuWorker:
         elif isinstance(message, messages.Unregistered):
             self.registered.discard(message.registration)
             self._answered(messages.Unregistered, message.registration, "")
+        elif isinstance(message, messages.Pinned):
+            self._answered(messages.Pinned, message.segment_id, message.error)
         else:
             self.sent_segments.discard(message.segment_id)
             self._answered(messages.Dropped, message.segment_id, "")

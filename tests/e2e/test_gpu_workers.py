@@ -55,6 +55,25 @@ def test_workers_start_with_the_daemon_and_start_again(several, wanted):
         eventually(lambda: running(daemon, wanted), "so they do with the next daemon", 30.0)
 
 
+def test_a_worker_that_starts_with_the_daemon_pins_the_tier_before_it_is_needed(several):
+    capacity_bytes = 160 << 20
+    with DaemonProcess({"gpu.start": "now", "gpu.devices": UUIDS[0], "dram.capacity_bytes": "160MiB"}) as daemon:
+
+        def all_pinned():
+            return f", {capacity_bytes} of {capacity_bytes} bytes pinned" in said(daemon).get(UUIDS[0], "")
+
+        eventually(all_pinned, "all of it is", 30.0)
+        (worker,) = workers(daemon)
+        os.kill(worker, signal.SIGKILL)
+        eventually(lambda: worker not in workers(daemon) and all_pinned(), "so does the one that follows", 30.0)
+
+
+def test_a_tier_that_cannot_be_pinned_ahead_is_told(several, monkeypatch):
+    monkeypatch.setenv("FAKECUDA_HOSTREG_MAX", str(32 << 20))
+    with DaemonProcess({"gpu.start": "now", "gpu.devices": UUIDS[0], "dram.capacity_bytes": "160MiB"}) as daemon:
+        eventually(lambda: "not pinned ahead: cuMemHostRegister" in said(daemon).get(UUIDS[0], ""), "it is told", 30.0)
+
+
 def test_a_worker_that_cannot_be_had_is_told_and_the_daemon_serves_and_stops(several):
     settings = {"gpu.start": "now", "gpu.devices": f"{UUIDS[0]},{'ab' * 16}", "dram.capacity_bytes": "64MiB"}
     with DaemonProcess(settings) as daemon:
@@ -66,7 +85,7 @@ def test_without_a_driver_it_is_told_and_the_daemon_serves_and_stops(monkeypatch
     monkeypatch.setenv("KVSTORED_LIBCUDA", "libcuda-of-nowhere.so.1")
     with DaemonProcess({"gpu.start": "now", "dram.capacity_bytes": "64MiB"}) as daemon:
         eventually(lambda: "cannot be loaded" in str(said(daemon)), "it is told", 30.0)
-        assert not workers(daemon)
+        eventually(lambda: not workers(daemon), "the one that looked has gone", 30.0)
 
 
 def test_a_daemon_may_stop_while_its_workers_start(several):
