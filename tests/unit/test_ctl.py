@@ -18,6 +18,7 @@ from kvstored_client.errors import KVStoredClientError, Refused, Timeout, Unavai
 from kvstored_proto import namespace
 from kvstored_proto.v1 import admin_pb2 as admin
 from kvstored_proto.v1 import kvstored_pb2 as pb
+from patient_ctl import be_patient
 
 from kvstored.testing.daemon_process import DaemonProcess
 
@@ -527,6 +528,7 @@ def daemon() -> Iterator[DaemonProcess]:
 @pytest.fixture
 def real(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> DaemonProcess:
     monkeypatch.setenv("KVSTORED_ADDRESS", daemon.address)
+    be_patient(monkeypatch)
     return daemon
 
 
@@ -614,7 +616,7 @@ def test_an_engine_that_looks_up_and_gets_nothing_lowers_a_rate_of_status(real, 
         return tuple(tenant[f"blocks_{name}"] for name in ("looked_up", "found", "asked"))
 
     before = counts()
-    with Client(real.address, timeout_s=10) as client:
+    with Client(real.address, timeout_s=60, connect_timeout_s=60) as client:
         assert client.lookup(client.namespace(NamespaceSpec(model="missed")), [HASH, bytes(32)]).prefix_blocks == 0
     assert tuple(map(int.__sub__, counts(), before)) == (2, 0, 0)
 

@@ -5,10 +5,12 @@ import json
 import sys
 
 import pytest
+from fake_daemon import PATIENT
 from kvstored_client import Client, ctl
 from kvstored_client.ctl.connection import Exit, Failure
 from kvstored_client.ctl.token_files import read_spec, read_tokens
 from kvstored_proto.v1.kvstored_pb2 import NamespaceSpec
+from patient_ctl import be_patient
 
 from kvstored.testing.daemon_process import DaemonProcess
 
@@ -151,6 +153,7 @@ def daemon():
 @pytest.fixture
 def real(daemon, monkeypatch):
     monkeypatch.setenv("KVSTORED_ADDRESS", daemon.address)
+    be_patient(monkeypatch)
     return daemon
 
 
@@ -163,7 +166,7 @@ def tokens(tmp_path):
 
 def put(daemon, made, count, tokens=TOKENS):
     """The first blocks of the tokens."""
-    with Client(daemon.address, timeout_s=60) as client:
+    with Client(daemon.address, **PATIENT) as client:
         namespace = client.namespace(made)
         hashes = namespace.chain(tokens)[:count]
         result = client.put(namespace, hashes, [bytes(BLOCK_BYTES)] * count, wait_s=60)
@@ -192,7 +195,7 @@ def test_a_prompt_that_is_stored_hits(real, capsys, tokens):
 def test_a_prompt_that_breaks_is_told_where_and_why(real, capsys, tokens):
     made = spec(extra="break")
     hashes = put(real, made, 4)
-    with Client(real.address) as client:
+    with Client(real.address, **PATIENT) as client:
         client.delete(client.namespace(made), hashes[2:3])
     code, answer = answer_of(capsys, "--tokens", tokens, *options(made))
     assert code == Exit.NO
@@ -265,7 +268,7 @@ def test_a_namespace_is_known_or_its_nearest_is_named(real, capsys):
 
 
 def test_status_shows_misses_by_reason(real, capsys):
-    with Client(real.address) as client:
+    with Client(real.address, **PATIENT) as client:
         namespace = client.namespace(spec(model="status"))
         assert client.lookup(namespace, namespace.chain(TOKENS)).prefix_blocks == 0
     assert run("status") == 0
