@@ -17,7 +17,7 @@ from tests.contract.walk import METHODS, requests_of
 from tests.fuzz.choices import Choices
 
 BLOCK_BYTES = 4096
-END_S = 10.0  # for all that a program started to come to its end
+END_S = 60.0  # for all that a program started to come to its end
 CHECK_EVERY = 50  # an honest client is served, and what is stored is removed
 FD_GROWTH_MAX = 32
 CHAIN = [Block(each.hash, each.data) for each in (block(f"fuzz {i}", BLOCK_BYTES) for i in range(6))]

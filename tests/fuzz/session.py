@@ -15,7 +15,7 @@ from tests.fuzz.choices import NUMBERS, mutated
 from tests.fuzz.service import OWN, Target, opening, templates
 
 STEPS_MAX = 32
-SILENCE_S = 8.0
+SILENCE_S = 50.0
 NAMES = sorted(set(METHODS) - STREAMS - {"OpenSession", "CloseSession"})
 TEMPLATES = templates(NAMES)
 LENGTHS = [frames.MAX_BODY_BYTES, frames.MAX_BODY_BYTES + 1, (1 << 31) - 1, (1 << 32) - 1]

@@ -18,6 +18,12 @@ def records(path):
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """The thread that writes gets its CPU in the end."""
+    monkeypatch.setattr("kvstored.tenancy.audit_log.SETTLE_S", 60.0)
+
+
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "audit.jsonl"
