@@ -6,6 +6,7 @@ import os
 import pytest
 
 from kvstored.device.worker_messages import Pin, Segment
+from kvstored.testing.waiting import until
 from kvstored.tiers import gpu_segments
 
 
@@ -59,11 +60,8 @@ def tier():
 
 
 async def said(worker, count):
-    async with asyncio.timeout(20.0):
-        while True:
-            if len(worker.said) >= count:
-                return worker.said
-            await asyncio.sleep(0.001)
+    await until(lambda: len(worker.said) >= count)
+    return worker.said
 
 
 async def test_segments_that_come_later_are_pinned_too_and_each_is_asked_for_once(tier, monkeypatch):
