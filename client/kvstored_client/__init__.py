@@ -22,6 +22,7 @@ from kvstored_client.errors import KVStoredClientError, Refused, Timeout, Unavai
 from kvstored_client.handles import Prefetch, StagedPut
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import ClientStats, HintResult, LookupResult, Outcome, PrefetchStatus, PutResult
+from kvstored_client.tls import Tls
 
 if TYPE_CHECKING:
     from kvstored_client.aio import AsyncClient
@@ -47,6 +48,7 @@ __all__ = [
     "Refused",
     "StagedPut",
     "Timeout",
+    "Tls",
     "Unavailable",
     "adapter_identity",
     "spec_from_hf_config",

@@ -13,8 +13,7 @@ from kvstored_proto.v1.kvstored_pb2 import NamespaceSpec
 
 from kvstored_client import hinting, prefetching, requests, verbs
 from kvstored_client.blocks import Blocks
-from kvstored_client.core import Core, Settings
-from kvstored_client.dialing import target_of
+from kvstored_client.core import Core, settings_of
 from kvstored_client.errors import KVStoredClientError
 from kvstored_client.hinting import Hints
 from kvstored_client.loop import LoopDriver
@@ -22,7 +21,7 @@ from kvstored_client.namespace import Namespace
 from kvstored_client.results import ClientStats, HintResult, LookupResult, Outcome, PrefetchStatus, PutResult
 from kvstored_client.staged import Reserved, Staged, commit_staged
 from kvstored_client.terms import Asking, Durability, PutHints, Terms
-from kvstored_client.token_file import token_path
+from kvstored_client.tls import Tls
 
 if TYPE_CHECKING:
     from kvstored_client.async_transfers import AsyncPagedTransfers
@@ -104,6 +103,7 @@ class AsyncClient:
         *,
         token: str | None = None,
         token_file: str | os.PathLike[str] | None = None,
+        tls: Tls | None = None,
         name: str = "",
         staging_bytes: int = 64 << 20,
         timeout_s: float = 2.0,
@@ -111,14 +111,8 @@ class AsyncClient:
         create_group: bool = False,
         join_group: bytes = b"",
     ) -> None:
-        path = target_of(address)
-        file = token_path(token, token_file)
-        self._core = Core(
-            Settings(
-                *(path, token or "", name, staging_bytes, timeout_s, connect_timeout_s, create_group, join_group),
-                token_file=file,
-            )
-        )
+        given = (name, staging_bytes, timeout_s, connect_timeout_s, create_group, join_group)
+        self._core = Core(settings_of(address, token, token_file, tls, *given))
         self._driver = LoopDriver(self._core)
 
     # ---- state ----

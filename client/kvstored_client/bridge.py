@@ -7,13 +7,11 @@ session in the daemon, closes the socket, so that the client connects again as i
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import threading
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -21,9 +19,10 @@ from kvstored_proto import frames
 from kvstored_proto.v1 import admin_pb2
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
+from kvstored_client.dialing import Carrier
 from kvstored_client.errors import KVStoredClientError, Refused, Timeout, Unavailable
+from kvstored_client.tls import Tls
 
-CA_VARIABLE: Final = "KVSTORED_TLS_CA"  # a file with the authority of the daemon's certificate; else the system's
 KEEP_ALIVE_S: Final = 10.0  # sessions without calls end, by default after a minute
 CALL_MAX_S: Final = 120.0  # the caller's own limit is shorter
 CLOSE_MAX_S: Final = 1.0
@@ -48,18 +47,18 @@ _PATHS: Final = {
 }
 
 
-class Bridge:
+class Bridge(Carrier):
     """One session. `ours` is the client's end of the socket."""
 
-    def __init__(self, target: str) -> None:
-        """`target`: unix:PATH, or host:port, which is TCP with TLS. Raises Unavailable."""
+    def __init__(self, target: str, tls: Tls) -> None:
+        """`target`: unix:PATH, or host:port, which is TCP with TLS and nothing else. Raises Unavailable."""
         import grpc
 
         self._grpc: Any = grpc
         if target.startswith("unix:"):
             self._channel = grpc.insecure_channel(target)
         else:
-            self._channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(_authority()))
+            self._channel = grpc.secure_channel(target, tls.credentials())
         self.ours, self._theirs = socket.socketpair()
         self.ours.setblocking(False)
         self._metadata: tuple[tuple[str, bytes], ...] = ()
@@ -107,6 +106,7 @@ class Bridge:
             if isinstance(failure, Refused) and (opening or failure.code != self._unauthenticated):
                 self._answer(frame, pb.Error(code=failure.code, message=failure.message))
             else:
+                self.why = self.why or str(failure)
                 self._lost()
             return
         if frame.operation == pb.OPERATION_OPEN_SESSION:
@@ -179,11 +179,3 @@ class Bridge:
         if code == self._grpc.StatusCode.DEADLINE_EXCEEDED:
             return Timeout(text)
         return Refused(int(code.value[0]), text)
-
-
-def _authority() -> bytes | None:
-    path = os.environ.get(CA_VARIABLE)
-    try:
-        return Path(path).read_bytes() if path else None
-    except OSError as error:
-        raise Unavailable(f"{CA_VARIABLE}: {error}") from None

@@ -13,8 +13,7 @@ from kvstored_proto.v1.kvstored_pb2 import NamespaceSpec
 
 from kvstored_client import hinting, prefetching, requests, verbs
 from kvstored_client.blocks import Blocks
-from kvstored_client.core import Core, Settings
-from kvstored_client.dialing import target_of
+from kvstored_client.core import Core, settings_of
 from kvstored_client.driver import ThreadDriver
 from kvstored_client.errors import KVStoredClientError
 from kvstored_client.handles import Prefetch, StagedPut
@@ -22,7 +21,7 @@ from kvstored_client.hinting import Hints
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import ClientStats, HintResult, LookupResult, Outcome, PrefetchStatus, PutResult
 from kvstored_client.terms import Asking, Durability, PutHints, Terms
-from kvstored_client.token_file import token_path
+from kvstored_client.tls import Tls
 
 if TYPE_CHECKING:
     from kvstored_client.paged import PagedKV
@@ -45,6 +44,7 @@ class Client:
         *,
         token: str | None = None,
         token_file: str | os.PathLike[str] | None = None,
+        tls: Tls | None = None,
         name: str = "",
         staging_bytes: int = 64 << 20,
         timeout_s: float = 2.0,
@@ -60,6 +60,7 @@ class Client:
                 memory: `get_into`, `put` and paged transfers carry blocks inside of messages.
             token: decides the tenant where the daemon knows it by token.
             token_file: a file with the token, read at each connect; default, without a token: KVSTORED_TOKEN_FILE.
+            tls: of `grpc:HOST:PORT`: whom to trust, and the client's own certificate; see `Tls`.
             name: shown in the daemon's status.
             staging_bytes: memory for puts under way; 0 for a client that only reads.
             timeout_s: the longest that a call waits for an answer.
@@ -67,16 +68,10 @@ class Client:
             create_group: make a group that other sessions of this engine can join (`group_id`).
             join_group: join the group with this id.
 
-        Raises ValueError for an address of another kind.
+        Raises ValueError for an address of another kind, or `tls` where there is none.
         """
-        path = target_of(address)
-        file = token_path(token, token_file)
-        self._core = Core(
-            Settings(
-                *(path, token or "", name, staging_bytes, timeout_s, connect_timeout_s, create_group, join_group),
-                token_file=file,
-            )
-        )
+        given = (name, staging_bytes, timeout_s, connect_timeout_s, create_group, join_group)
+        self._core = Core(settings_of(address, token, token_file, tls, *given))
         self._driver = ThreadDriver(self._core)
         try:
             self._driver.connect()

@@ -30,6 +30,7 @@ from kvstored_client.outbox import Outbox
 from kvstored_client.session_page import SessionPage, open_page
 from kvstored_client.staging import StagingRing
 from kvstored_client.terms import Terms
+from kvstored_client.tls import Tls
 
 RECEIVE_BYTES: Final = 256 << 10
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(4 * frames.MAX_FDS_PER_FRAME)
@@ -80,7 +81,7 @@ class Connection:
         self.late_replies = 0
         self.before_close: Callable[[], None] | None = None  # the event loop stops watching
         self.want_write: Callable[[], None] | None = None  # called when the socket takes no more for now
-        self.carrier: object | None = None  # of a session without shared memory: what carries it
+        self.carrier: dialing.Carrier | None = None  # of a session without shared memory: what carries it
         self._sock = sock
         self._reader = frames.FrameReader()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -92,9 +93,9 @@ class Connection:
         _connections.add(self)
 
     @classmethod
-    def dial(cls, path: str) -> Self:
+    def dial(cls, path: str, tls: Tls = Tls()) -> Self:  # noqa: B008 - frozen
         """Connect, without waiting. Raises Unavailable where nobody listens or the backlog is full."""
-        sock, carrier = dialing.dial(path)
+        sock, carrier = dialing.dial(path, tls)
         made = cls(sock)
         made.carrier = carrier
         return made
@@ -117,7 +118,7 @@ class Connection:
         poll = select.poll()  # one of its own: a poll object is not for two threads
         poll.register(fd, select.POLLRDHUP)
         if poll.poll(0):
-            self.fail(Unavailable("the daemon closed the connection"))
+            self.fail(Unavailable(dialing.why_closed(self.carrier)))
         return self.error is None
 
     @property
@@ -192,7 +193,7 @@ class Connection:
             self.frames_received += 1
             self._dispatch(frame)
         if not size:
-            self.fail(Unavailable("the daemon closed the connection"))
+            self.fail(Unavailable(dialing.why_closed(self.carrier)))
 
     def _dispatch(self, frame: frames.Frame) -> None:
         unasked = not frame.flags & frames.REPLY

@@ -17,12 +17,14 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored_client.breaker import Breaker
 from kvstored_client.connection import Connection
+from kvstored_client.dialing import check_tls, target_of
 from kvstored_client.effects import Verb, call
 from kvstored_client.errors import KVStoredClientError, Refused, Unavailable
 from kvstored_client.holds import Left
 from kvstored_client.results import ClientStats
 from kvstored_client.slots import KnownSlots
-from kvstored_client.token_file import read_token_file
+from kvstored_client.tls import Tls
+from kvstored_client.token_file import read_token_file, token_path
 
 VERSION: Final = "0.1.0"
 CLIENT_ID_BYTES: Final = 16  # who knows it, and has the same uid and tenant, can take over what it holds
@@ -48,10 +50,30 @@ class Settings:
     create_group: bool
     join_group: bytes
     token_file: Path | None = None
+    tls: Tls = field(default_factory=Tls)
 
     def current_token(self) -> str:
         """The token to show now. Raises Unavailable where its file cannot be read."""
         return self.token if self.token_file is None else read_token_file(self.token_file)
+
+
+def settings_of(
+    address: str | None,
+    token: str | None,
+    token_file: str | os.PathLike[str] | None,
+    tls: Tls | None,
+    name: str,
+    staging_bytes: int,
+    timeout_s: float,
+    connect_timeout_s: float,
+    create_group: bool,
+    join_group: bytes,
+) -> Settings:
+    """What a client was told, and what the environment says where it was not. Raises ValueError."""
+    path = target_of(address)
+    file, security = token_path(token, token_file), check_tls(path, tls)
+    terms = (name, staging_bytes, timeout_s, connect_timeout_s, create_group, join_group)
+    return Settings(path, token or "", *terms, file, security)
 
 
 class Core:

@@ -7,6 +7,7 @@ import socket
 from typing import Final
 
 from kvstored_client.errors import Unavailable
+from kvstored_client.tls import Tls
 
 DEFAULT_ADDRESS: Final = "unix:/run/kvstored/session.sock"
 ADDRESS_VARIABLE: Final = "KVSTORED_ADDRESS"
@@ -25,12 +26,30 @@ def target_of(address: str | None) -> str:
     return rest
 
 
-def dial(target: str) -> tuple[socket.socket, object | None]:
+def check_tls(target: str, tls: Tls | None) -> Tls:
+    """The same, or what the environment says. Raises ValueError where there is no TLS to be had."""
+    if tls is not None and (not target.startswith(REMOTE) or target.startswith(f"{REMOTE}unix:")):
+        raise ValueError(f"tls is for an address grpc:HOST:PORT, not for {target}")
+    return tls or Tls()
+
+
+class Carrier:
+    """What carries a session without shared memory."""
+
+    why = ""  # it ended
+
+
+def why_closed(carrier: Carrier | None) -> str:
+    """For a connection that was closed at its other end."""
+    return (carrier.why if carrier is not None else "") or "the daemon closed the connection"
+
+
+def dial(target: str, tls: Tls) -> tuple[socket.socket, Carrier | None]:
     """Connect, without waiting; and what carries the session where it has no shared memory. Raises Unavailable."""
     if target.startswith(REMOTE):
         from kvstored_client.bridge import Bridge  # imports gRPC
 
-        bridge = Bridge(target.removeprefix(REMOTE))
+        bridge = Bridge(target.removeprefix(REMOTE), tls)
         return bridge.ours, bridge
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:

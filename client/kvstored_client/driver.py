@@ -62,7 +62,7 @@ class ThreadDriver:
     def _open(self) -> ThreadedConnection:
         connection: ThreadedConnection | None = None
         try:
-            connection = ThreadedConnection.dial(self.core.settings.path)
+            connection = ThreadedConnection.dial(self.core.settings.path, self.core.settings.tls)
             self._drive(self.core.open_session(connection))
         except BaseException as error:
             if connection is not None:

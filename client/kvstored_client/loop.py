@@ -140,7 +140,7 @@ class LoopDriver:
     async def _open(self) -> LoopConnection:
         connection: LoopConnection | None = None
         try:
-            connection = LoopConnection.dial(self.core.settings.path)
+            connection = LoopConnection.dial(self.core.settings.path, self.core.settings.tls)
             await self._drive(self.core.open_session(connection))
         except BaseException as error:
             if connection is not None:
