@@ -107,12 +107,13 @@ class Gpus:
         return made, ""
 
     async def _open(self, worker: GpuWorker, made: Registration) -> str:
-        try:
-            for start in range(0, len(made.chunk_fds), frames.MAX_FDS_PER_FRAME):
-                part = made.chunk_fds[start : start + frames.MAX_FDS_PER_FRAME]
-                worker.send(messages.Chunks(made.number), tuple([os.dup(fd) for fd in part]))
-        except OSError as error:
-            return f"the descriptors of the memory's chunks: {error.strerror}"
+        if not worker.owes(messages.Registered, made.number):  # else another transfer has given them
+            try:
+                fds = _duplicates(made.chunk_fds)
+            except OSError as error:
+                return f"the descriptors of the memory's chunks: {error.strerror}"
+            for start in range(0, len(fds), frames.MAX_FDS_PER_FRAME):
+                worker.send(messages.Chunks(made.number), tuple(fds[start : start + frames.MAX_FDS_PER_FRAME]))
         wanted = messages.Register(made.number, made.regions, made.fragments, made.blocks, made.chunk_bytes)
         return await worker.ask(wanted, messages.Registered, made.number)
 
@@ -225,3 +226,15 @@ class Gpus:
     async def close(self) -> None:
         """End the workers; when this returns nothing of them touches memory."""
         await self.devices.close()
+
+
+def _duplicates(fds: Sequence[int]) -> list[int]:
+    """Of all, or of none. Raises OSError."""
+    made: list[int] = []
+    try:
+        for fd in fds:
+            made.append(os.dup(fd))  # noqa: PERF401 - what there is when it raises is closed
+    except OSError:
+        frames.close_all(made)
+        raise
+    return made

@@ -94,6 +94,10 @@ class GpuWorker:
 
     # ---- asking ----
 
+    def owes(self, answer: type, number: int) -> bool:
+        """Whether it was asked for this, and has not answered yet."""
+        return (answer, number) in self._owed
+
     def send(self, message: messages.ToWorker, fds: tuple[int, ...] = ()) -> None:
         """Say something; the descriptors are given away. Nothing happens where it is gone."""
         if self._ending:
@@ -112,12 +116,16 @@ class GpuWorker:
     ) -> str:
         """Say something and wait for its answer: the error in it, empty for none; GONE where the worker is.
 
-        In any case it is over then. Shielded: a caller that is cancelled does not end it. `copied` is called with what
-        a transfer tells before its answer; `stop` ends a transfer early, with the pieces that are under way.
+        In any case it is over then. Shielded: a caller that is cancelled does not end it. Who asks what is asked
+        already waits for the same answer. `copied` is called with what a transfer tells before its answer; `stop` ends
+        a transfer early, with the pieces that are under way.
         """
         if self._ending:
             await self.gone.wait()
             return GONE
+        asked = self._owed.get((answer, number))
+        if asked is not None:
+            return await asyncio.shield(asked)
         if not self._owed:
             self._heard_s = time.monotonic()
         owed = self._owed[answer, number] = self._loop.create_future()
