@@ -12,6 +12,7 @@ from kvstored_client.core import Core
 from kvstored_client.device_verbs import (
     LAYERS,
     DeviceMemory,
+    give_back_words,
     give_up,
     hurrying,
     layers_told,
@@ -38,6 +39,7 @@ class Started:
     transfer_id: int
     word: int
     layers_word: int
+    words: list[int]  # both, until they are given back
     blocks: int
     block_bytes: int
     wait_s: float
@@ -65,7 +67,8 @@ class Started:
         except KVStoredClientError as error:
             yield from give_up(connection, self.transfer_id, error)
             raise
-        self.give_back_words()
+        finally:  # closed while it waits, too
+            give_back_words(connection, self.ticket, self.words)
         core.stats.blocks_delivered += reply.blocks
         core.stats.bytes_delivered += reply.blocks * self.block_bytes
         core.stats.throttled += reply.next == pb.OUTCOME_THROTTLED
@@ -73,13 +76,6 @@ class Started:
             core.stats.transfers_failed += 1
             self.memory.reason = reply.error
         return reply.blocks
-
-    def give_back_words(self) -> None:
-        """The daemon writes to them no more."""
-        page = self.connection.page
-        if page is not None:
-            page.give_back_word(self.word)
-            page.give_back_word(self.layers_word)
 
 
 def start_load(
@@ -117,6 +113,7 @@ def start_load(
         request.transfer_id,
         request.done_word,
         request.layers_word,
+        [request.done_word, request.layers_word],
         part.length,
         _layer_bytes(memory.kv, first, end) * ids.shape[1],
         wait_s,

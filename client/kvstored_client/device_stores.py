@@ -15,13 +15,14 @@ from kvstored_client.device_verbs import (
     CANCEL_TIMEOUT_S,
     LAYERS,
     DeviceMemory,
+    give_back_words,
     give_up,
     hurrying,
     layers_told,
     number_of,
     packed_ids,
 )
-from kvstored_client.effects import CONNECT, Sleep, Verb, call, finish
+from kvstored_client.effects import CONNECT, Sleep, Verb, finish
 from kvstored_client.errors import FAILED_PRECONDITION, KVStoredClientError, Refused
 from kvstored_client.hinting import of_put
 from kvstored_client.putting import first_to_retry
@@ -133,6 +134,7 @@ class Started:
     ticket: Ticket
     transfer_id: int
     layers_word: int
+    words: list[int]  # this, until it is given back
     wait_s: float
 
     def ready(self, layers: int) -> None:
@@ -151,20 +153,19 @@ class Started:
         final, written = [Outcome.MISS] * chain.hashes.length, 0
         failure: KVStoredClientError | None = None
         try:
-            if cancel:
-                request = pb.CancelTransferRequest(transfer_id=self.transfer_id)
-                operation = pb.OPERATION_CANCEL_TRANSFER
-                yield from call(connection, operation, request, pb.CancelTransferReply, CANCEL_TIMEOUT_S)
             limit_s = _answer_s(core, chain, self.wait_s)
+            if cancel:
+                hurrying(connection, self.transfer_id)()
+                limit_s = max(limit_s, CANCEL_TIMEOUT_S)
             reply = yield from _reply(core, connection, self.ticket, self.transfer_id, limit_s)
-            if connection.page is not None:
-                connection.page.give_back_word(self.layers_word)
             found = outcomes(reply.outcomes)
             final[: len(found)] = found
             written = _count(core, self.memory, chain, reply)
         except KVStoredClientError as error:
             core.failed_open(error)
             failure = error
+        finally:  # closed while it waits, too
+            give_back_words(connection, self.ticket, self.words)
         return PutResult.of(final, written, durable=chain.durable, error=failure)
 
 
@@ -177,5 +178,5 @@ def start_store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float) -
     request.by_layers = True
     request.layers_word = connection.page.take_word() if connection.page is not None else 0
     ticket = connection.start(pb.OPERATION_STORE, request)
-    told = (request.transfer_id, request.layers_word)
+    told = (request.transfer_id, request.layers_word, [request.layers_word])
     return Started(core, memory, chain, connection, ticket, *told, wait_s)

@@ -16,10 +16,10 @@ from kvstored_proto import frames
 from kvstored_proto.layout import Indices
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored_client.connection import Connection
+from kvstored_client.connection import Connection, Ticket
 from kvstored_client.core import Core
 from kvstored_client.cuda_export import PROBE_BYTES, Chunk, Exporter, NotExportable
-from kvstored_client.effects import Sleep, Verb, call
+from kvstored_client.effects import LOST_PAUSE_S, Sleep, Verb, call
 from kvstored_client.errors import FAILED_PRECONDITION, KVStoredClientError, Refused, Timeout
 from kvstored_client.paged import PagedKV
 
@@ -28,7 +28,6 @@ DESCRIPTORS: Final = "gpu_descriptors"  # likewise
 LAYERS: Final = "transfer_layers"  # the feature: ranges of layers, layers that are told, deadlines
 CANCEL_TIMEOUT_S: Final = 30.0  # a daemon kills a worker that hangs sooner
 REGISTER_TIMEOUT_S: Final = 30.0  # where it is asked for: a worker may have to start
-LOST_PAUSE_S: Final = 1.0  # after a connection was lost in mid-copy: the worker ends with its daemon, in far less
 PAUSE_S: Final = 0.005  # before a store is tried again
 ASK_AGAIN_S: Final = 60.0  # a memory that the daemon could not open
 PROBES: Final = 3  # the engine may write to these bytes between the two looks at them
@@ -150,7 +149,8 @@ def unregister(core: Core, memory: DeviceMemory) -> Verb[None]:
     if connection is None or not number or not connection.alive():
         return
     request = pb.UnregisterMemoryRequest(registration_id=number)
-    yield from call(connection, pb.OPERATION_UNREGISTER_MEMORY, request, pb.UnregisterMemoryReply, CANCEL_TIMEOUT_S)
+    operation, reply_type = pb.OPERATION_UNREGISTER_MEMORY, pb.UnregisterMemoryReply
+    yield from call(connection, operation, request, reply_type, CANCEL_TIMEOUT_S, hurry=_as_it_goes)
 
 
 def layers_told(connection: Connection, word: int, transfer_id: int) -> tuple[int, int]:
@@ -162,6 +162,22 @@ def layers_told(connection: Connection, word: int, transfer_id: int) -> tuple[in
 def packed_ids(ids: Indices) -> bytes:
     """Block ids as they travel."""
     return ids.astype("<u4").tobytes()
+
+
+def give_back_words(connection: Connection, ticket: Ticket, words: list[int]) -> None:
+    """Let others have the words of a transfer once the daemon writes to them no more: its reply is here, or comes late.
+
+    Nothing happens a second time.
+    """
+    page = connection.page
+
+    def settled() -> None:
+        while words and page is not None:
+            page.give_back_word(words.pop())
+
+    ticket.settled = settled
+    if ticket.done:
+        settled()
 
 
 def hurrying(connection: Connection, transfer_id: int) -> Callable[[], None]:
@@ -176,9 +192,14 @@ def give_up(connection: Connection, transfer_id: int, error: KVStoredClientError
         return  # the daemon has answered
     if isinstance(error, Timeout) and connection.alive():
         request = pb.CancelTransferRequest(transfer_id=transfer_id)
+        operation, reply_type = pb.OPERATION_CANCEL_TRANSFER, pb.CancelTransferReply
         try:
-            yield from call(connection, pb.OPERATION_CANCEL_TRANSFER, request, pb.CancelTransferReply, CANCEL_TIMEOUT_S)
+            yield from call(connection, operation, request, reply_type, CANCEL_TIMEOUT_S, hurry=_as_it_goes)
             return
         except KVStoredClientError:
             pass
-    yield Sleep(LOST_PAUSE_S)
+    yield Sleep(LOST_PAUSE_S, whole=True)
+
+
+def _as_it_goes() -> None:
+    """For `effects.Finish`, where nothing makes it sooner: who is cancelled waits all the same."""

@@ -50,11 +50,13 @@ class Sleep:
     """A pause, in seconds."""
 
     seconds: float
+    whole: bool = False  # whoever is cancelled meanwhile waits all the same: the caller's memory may be in use
 
 
 Effect = Connect | Finish | Work | Sleep
 Verb = Generator[Effect, Any, T]
 CONNECT = Connect()
+LOST_PAUSE_S = 1.0  # after a connection was lost in mid-copy: the worker ends with its daemon, in far less
 
 
 def finish(
@@ -79,7 +81,8 @@ def call(
     reply_type: type[R],
     timeout_s: float,
     late: Late | None = None,
+    hurry: Callable[[], None] | None = None,
 ) -> Verb[R]:
-    """Ask and wait. `late` undoes what the reply gives where it comes after the wait has ended."""
+    """Ask and wait. `late` undoes what the reply gives where nobody waits for it any more; `hurry`: see `Finish`."""
     ticket = connection.start(operation, request, late)
-    return (yield from finish(connection, ticket, reply_type, timeout_s))
+    return (yield from finish(connection, ticket, reply_type, timeout_s, hurry))

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from kvstored_client.connection import Connection, Ticket
 from kvstored_client.core import Core
-from kvstored_client.effects import Connect, Effect, Finish, Verb, Work
+from kvstored_client.effects import LOST_PAUSE_S, Connect, Effect, Finish, Verb, Work
 from kvstored_client.errors import KVStoredClientError, Timeout, Unavailable
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ class LoopDriver:
             return await _in_thread(effect)
         if isinstance(effect, Connect):
             return self.core.current() or await self.connect()
-        return await asyncio.sleep(effect.seconds)
+        return await (_whole(effect.seconds) if effect.whole else asyncio.sleep(effect.seconds))
 
     async def _hurried(self, waiting: Coroutine[Any, Any, bytes], effect: Finish) -> bytes:
         """Wait; who is cancelled says so to the daemon, and comes back when it uses the caller's memory no more."""
@@ -193,6 +193,8 @@ class LoopDriver:
             if not ticket.done:  # it takes longer than the call may
                 with contextlib.suppress(KVStoredClientError):
                     await _to_its_end(asyncio.create_task(connection.result(ticket, HURRIED_MAX_S)))
+            if connection.error is not None:
+                await _whole(LOST_PAUSE_S)
             raise
 
     async def _finish(self, effect: Finish) -> bytes:
@@ -215,6 +217,11 @@ class LoopDriver:
 async def _in_thread(work: Work) -> Any:
     """Run it in a thread; it uses what the verb holds."""
     return await _to_its_end(asyncio.get_running_loop().run_in_executor(None, work.action))
+
+
+async def _whole(seconds: float) -> None:
+    """A pause that is not cut short."""
+    await _to_its_end(asyncio.create_task(asyncio.sleep(seconds)))
 
 
 async def _to_its_end(running: asyncio.Future[T], hurry: Callable[[], None] | None = None) -> T:

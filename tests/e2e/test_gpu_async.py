@@ -1,11 +1,12 @@
 """The asyncio client and a device worker on the fake driver: what is cancelled, and what goes on."""
 
 import asyncio
+import dataclasses
 from functools import partial
 
 import numpy as np
 import pytest
-from kvstored_client import AsyncClient, NamespaceSpec, Outcome, PagedKV
+from kvstored_client import AsyncClient, NamespaceSpec, Outcome, PagedKV, Unavailable, loop
 
 from kvstored.testing.contract_paged import hashes_of
 from kvstored.testing.daemon_process import DaemonProcess
@@ -131,3 +132,75 @@ async def test_an_engine_computes_while_layers_come_and_go(engine, driver):
     await transfers.close()
     for layer in layers:
         layer.free()
+
+
+def words(client):
+    """How many words of the session page are free."""
+    return len(client._core.connection.page._words)
+
+
+async def test_who_is_cancelled_keeps_no_words_of_the_session_page(engine):
+    hashes = await engine.stored(11)
+    free = words(engine.client)
+    loading = asyncio.create_task(engine.transfers.load(engine.namespace, hashes, range(HALF, BLOCKS)))
+    await engine.under_way()
+    assert words(engine.client) == free - 1
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert words(engine.client) == free
+
+
+async def test_who_is_cancelled_while_it_gives_up_comes_back_when_nothing_copies_any_more(engine):
+    """The call has taken longer than it may, and then its caller is cancelled."""
+    hashes = await engine.stored(12)
+    settings = engine.client._core.settings
+    engine.client._core.settings = dataclasses.replace(settings, timeout_s=0.05)
+    loading = asyncio.create_task(engine.transfers.load(engine.namespace, hashes, range(HALF, BLOCKS)))
+    await until(timed_out(engine.client))
+    engine.client._core.settings = settings
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    before = engine.array.read().copy()
+    assert not await engine.held(), "nothing reads or writes the blocks"
+    assert (engine.array.read() == before).all()
+
+
+def timed_out(client):
+    async def look():
+        return client.stats.timeouts
+
+    return look
+
+
+async def test_who_is_cancelled_while_it_ends_a_registration_comes_back_when_it_is_ended(engine):
+    hashes = await engine.stored(13)
+    loading = await engine.transfers.start_load(engine.namespace, hashes, range(HALF, BLOCKS))
+    await engine.under_way()
+    closing = asyncio.create_task(engine.transfers.close())
+    await asyncio.sleep(0)  # it has asked
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert loading.done()
+    assert not (await engine.client.status()).counters["held_registrations"]
+    await loading.result()
+
+
+async def test_a_connection_that_is_lost_while_a_caller_is_cancelled_is_given_its_pause(engine, monkeypatch):
+    paused = []
+
+    async def pause(seconds):
+        paused.append(seconds)
+
+    monkeypatch.setattr(loop, "_whole", pause)
+    hashes = await engine.stored(14)
+    loading = asyncio.create_task(engine.transfers.load(engine.namespace, hashes, range(HALF, BLOCKS)))
+    await engine.under_way()
+    loading.cancel()
+    await asyncio.sleep(0)
+    engine.client._core.connection.fail(Unavailable("lost"))
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert paused == [loop.LOST_PAUSE_S]

@@ -15,8 +15,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from kvstored_client import Client, NamespaceSpec, Outcome, PagedKV
+from kvstored_client import Client, NamespaceSpec, Outcome, PagedKV, Unavailable
 from kvstored_client.device_verbs import DeviceMemory
+from kvstored_client.effects import LOST_PAUSE_S, Sleep
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.testing import process_figures
@@ -414,6 +415,29 @@ def test_a_call_that_gives_up_comes_back_when_the_copy_has_ended(slow):
         assert slow.idle(), "no copy runs any more"
         assert client.contains(client.namespace(SPEC), hashes) == [Outcome.MISS] * BLOCKS, "the engine may change them"
         assert client.stats.timeouts == 1
+
+
+def test_a_call_that_is_refused_keeps_no_words_of_the_session_page(rig):
+    assert rig.works(60)
+    free = len(rig.client._core.connection.page._words)
+    rig.transfers._device.number += 1000  # the daemon does not know it
+    for by_layer in (False, True):
+        loading = rig.transfers.start_load(rig.namespace, hashes_of(60, 8), range(8), by_layer=by_layer)
+        assert loading.result() == 0
+    storing = rig.transfers.start_store(rig.namespace, hashes_of(61, 8), range(8))
+    storing.ready(1)
+    assert storing.result().refused == 8
+    assert len(rig.client._core.connection.page._words) == free
+
+
+def test_a_store_that_is_cancelled_when_the_session_is_lost_pauses_until_nothing_reads_its_blocks(rig):
+    assert rig.works(62)
+    storing = rig.transfers.start_store(rig.namespace, hashes_of(63, 8), range(8))
+    ending = storing._begun.finish(cancel=True)
+    next(ending)
+    paused = ending.throw(Unavailable("lost"))
+    assert paused == Sleep(LOST_PAUSE_S, whole=True)
+    ending.close()
 
 
 def test_what_has_not_come_by_its_deadline_is_given_up_and_answered_when_the_copy_has_ended(slow):
