@@ -18,6 +18,7 @@ from tests.counts import Counts
 
 CLIENTS = 4
 MEAN_LIFE_S = 3.0  # of one client process, its start included
+PATIENCE_S = 120.0  # for what a busy machine has not done in the time
 SEGMENTS = 16
 SETTINGS = {
     "dram.capacity_bytes": str(128 * MIB),
@@ -66,13 +67,16 @@ class Churn:
         self.kills = 0
         self.clients = []
 
-    def run(self, seconds):
+    def run(self, seconds, enough):
+        """Kill for so long; where that was not `enough` to show anything, the clients live on until it is."""
         self.clients = [self.spawn(index) for index in range(CLIENTS)]
         end = time.monotonic() + seconds
         try:
             while time.monotonic() < end:
                 time.sleep(min(self.rng.expovariate(CLIENTS / MEAN_LIFE_S), max(0.0, end - time.monotonic())))
                 self.replace(self.rng.randrange(CLIENTS))
+            while not enough(self.figures()) and time.monotonic() < end + PATIENCE_S:
+                time.sleep(0.5)
             self.counts.set_all("stop", 1)
             self.kill(0)  # one more dies at the very end; the others leave in order
             for client in self.clients:
@@ -81,6 +85,12 @@ class Churn:
             for client in self.clients:
                 client.kill()
                 client.join()
+
+    def figures(self):
+        """What clients and daemon have done by now."""
+        names = ("wrong_bytes", "client_errors", "puts", "gets", "hits", "checked_bytes", "prefetches", "deletes")
+        counted = {name: self.counts.total(name) for name in names}
+        return {**counted, **moved(self.daemon), "kills": self.kills}
 
     def spawn(self, index):
         arguments = (self.daemon.address, str(self.counts_path), CLIENTS, index, self.rng.getrandbits(32))
@@ -98,25 +108,21 @@ class Churn:
         self.kills += 1
 
 
-def churn(seconds, seed, directory=None):
-    """Run it; returns all figures."""
+def churn(seconds, seed, directory=None, enough=lambda figures: True):
+    """Run it; returns all figures. A slow machine may take longer to do `enough`."""
     with DaemonProcess(SETTINGS, nvme=True, parent_directory=directory) as daemon:
         before = descriptors_at_rest(daemon)
         clients = Churn(daemon, seed)
         started = time.monotonic()
-        clients.run(seconds)
+        clients.run(seconds, enough)
         leaks, extra = audit(daemon, before, SEGMENTS)
         if extra:
             progress(f"descriptors left: {dict(extra)}")
-        counters = moved(daemon)
-    names = ("wrong_bytes", "client_errors", "puts", "gets", "hits", "checked_bytes", "prefetches", "deletes")
-    counted = {name: clients.counts.total(name) for name in names}
+        figures = clients.figures()
     return {
-        **counted,
+        **figures,
         **leaks,
-        **counters,
         "leaked": sum(leaks.values()),
-        "kills": clients.kills,
         "seconds": time.monotonic() - started,
         "seed": seed,
     }
