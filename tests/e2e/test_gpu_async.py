@@ -11,6 +11,7 @@ from kvstored_client import AsyncClient, NamespaceSpec, Outcome, PagedKV, Unavai
 from kvstored.testing.contract_paged import hashes_of
 from kvstored.testing.daemon_process import DaemonProcess
 from kvstored.testing.device_arrays import DeviceArray
+from kvstored.testing.waiting import PATIENCE_S
 from tests import fakecuda
 
 pytestmark = pytest.mark.skipif(bool(fakecuda.MISSING), reason=fakecuda.MISSING)
@@ -19,17 +20,21 @@ HALF = BLOCKS // 2
 
 
 @pytest.fixture(scope="module")
-def slow(driver):
-    """Copies of the worker at 4 MiB/s: half of the blocks take half a second."""
+def faults(tmp_path_factory):
+    return fakecuda.FaultFile(tmp_path_factory.mktemp("faults") / "faults")
+
+
+@pytest.fixture(scope="module")
+def daemon(driver, faults):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FAKECUDA_GBPS", "0.004")
-        with DaemonProcess({"dram.capacity_bytes": "128MiB", "gpu.silence_max_s": "15"}) as daemon:
-            yield daemon
+        patch.setenv("FAKECUDA_FAULT_FILE", str(faults.path))
+        with DaemonProcess({"dram.capacity_bytes": "128MiB", "gpu.silence_max_s": "60"}) as running:
+            yield running
 
 
 async def until(look):
     """Wait until it is so."""
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             if await look():
                 return
@@ -43,9 +48,10 @@ async def copied(storing, layers):
 class Engine:
     """A client with registered memory of the device."""
 
-    def __init__(self, driver, daemon, name):
+    def __init__(self, driver, daemon, faults, name):
+        self.faults = faults
         self.array = DeviceArray(driver, np.random.default_rng(1).integers(0, 256, (BLOCKS, BLOCK_BYTES), np.uint8))
-        self.client = AsyncClient(daemon.address, timeout_s=20.0)
+        self.client = AsyncClient(daemon.address)
         self.namespace = self.client.namespace(NamespaceSpec(model="async", extra=name))
         self.transfers = self.client.register(PagedKV([self.array]))
 
@@ -54,6 +60,7 @@ class Engine:
         return self
 
     async def __aexit__(self, *_):
+        self.copies_go_on()
         await self.transfers.close()
         await self.client.close()
         self.array.free()
@@ -64,18 +71,29 @@ class Engine:
         assert (await self.transfers.store(self.namespace, hashes, range(HALF)[::-1])).stored == HALF
         return hashes
 
+    def holds_copies(self):
+        """The next transfer does not get past its first copy, until `copies_go_on`."""
+        self.faults.holds_copies()
+
+    async def in_mid_copy(self):
+        """Wait until it has come so far."""
+
+        async def look():
+            return self.faults.in_mid_copy()
+
+        await until(look)
+
+    def copies_go_on(self):
+        self.faults.says("")
+
     async def held(self):
         counters = (await self.client.status()).counters
         return counters["held_leases"] + counters["held_reservations"]
 
-    async def under_way(self):
-        """Wait until the daemon holds blocks for a transfer."""
-        await until(self.held)
-
 
 @pytest.fixture
-async def engine(driver, slow, request):
-    async with Engine(driver, slow, request.node.name) as made:
+async def engine(driver, daemon, faults, request):
+    async with Engine(driver, daemon, faults, request.node.name) as made:
         yield made
 
 
@@ -83,9 +101,13 @@ async def engine(driver, slow, request):
 async def test_who_is_cancelled_comes_back_when_nothing_copies_any_more(engine, to_device):
     hashes = await engine.stored(1) if to_device else hashes_of(2, HALF)
     verb = engine.transfers.load if to_device else engine.transfers.store
+    engine.holds_copies()
     moving = asyncio.create_task(verb(engine.namespace, hashes, range(HALF, BLOCKS)))
-    await engine.under_way()
+    await engine.in_mid_copy()
     moving.cancel()
+    done, _ = await asyncio.wait([moving], timeout=0.3)
+    assert not done, "the copy runs"
+    engine.copies_go_on()
     with pytest.raises(asyncio.CancelledError):
         await moving
     before = engine.array.read().copy()
@@ -98,10 +120,12 @@ async def test_who_is_cancelled_comes_back_when_nothing_copies_any_more(engine, 
 
 async def test_who_is_cancelled_while_it_waits_for_a_load_may_ask_again(engine):
     hashes = await engine.stored(3)
+    engine.holds_copies()
     loading = await engine.transfers.start_load(engine.namespace, hashes, range(HALF, BLOCKS))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(loading.result(), 0.05)
     assert not loading.done(), "the load goes on"
+    engine.copies_go_on()
     assert await loading.result() == HALF
     assert (engine.array.read()[HALF:] == engine.array.read()[:HALF][::-1]).all()
 
@@ -142,10 +166,12 @@ def words(client):
 async def test_who_is_cancelled_keeps_no_words_of_the_session_page(engine):
     hashes = await engine.stored(11)
     free = words(engine.client)
+    engine.holds_copies()
     loading = asyncio.create_task(engine.transfers.load(engine.namespace, hashes, range(HALF, BLOCKS)))
-    await engine.under_way()
+    await engine.in_mid_copy()
     assert words(engine.client) == free - 1
     loading.cancel()
+    engine.copies_go_on()
     with pytest.raises(asyncio.CancelledError):
         await loading
     assert words(engine.client) == free
@@ -156,10 +182,12 @@ async def test_who_is_cancelled_while_it_gives_up_comes_back_when_nothing_copies
     hashes = await engine.stored(12)
     settings = engine.client._core.settings
     engine.client._core.settings = dataclasses.replace(settings, timeout_s=0.05)
+    engine.holds_copies()
     loading = asyncio.create_task(engine.transfers.load(engine.namespace, hashes, range(HALF, BLOCKS)))
     await until(timed_out(engine.client))
     engine.client._core.settings = settings
     loading.cancel()
+    engine.copies_go_on()
     with pytest.raises(asyncio.CancelledError):
         await loading
     before = engine.array.read().copy()
@@ -176,11 +204,13 @@ def timed_out(client):
 
 async def test_who_is_cancelled_while_it_ends_a_registration_comes_back_when_it_is_ended(engine):
     hashes = await engine.stored(13)
+    engine.holds_copies()
     loading = await engine.transfers.start_load(engine.namespace, hashes, range(HALF, BLOCKS))
-    await engine.under_way()
+    await engine.in_mid_copy()
     closing = asyncio.create_task(engine.transfers.close())
     await asyncio.sleep(0)  # it has asked
     closing.cancel()
+    engine.copies_go_on()
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert loading.done()
@@ -196,8 +226,9 @@ async def test_a_connection_that_is_lost_while_a_caller_is_cancelled_is_given_it
 
     monkeypatch.setattr(loop, "_whole", pause)
     hashes = await engine.stored(14)
+    engine.holds_copies()
     loading = asyncio.create_task(engine.transfers.load(engine.namespace, hashes, range(HALF, BLOCKS)))
-    await engine.under_way()
+    await engine.in_mid_copy()
     loading.cancel()
     await asyncio.sleep(0)
     engine.client._core.connection.fail(Unavailable("lost"))

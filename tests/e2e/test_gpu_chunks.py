@@ -18,7 +18,7 @@ from tests import fakecuda
 from tests.e2e.raw_client import eventually
 
 pytestmark = pytest.mark.skipif(bool(fakecuda.MISSING), reason=fakecuda.MISSING)
-SETTINGS = {"dram.capacity_bytes": "128MiB", "gpu.drain_max_s": "3"}
+SETTINGS = {"dram.capacity_bytes": "128MiB", "gpu.drain_max_s": "60"}
 CHUNKS = 5
 SHAPE = (CHUNKS * 256, 8 << 10)  # of five chunks
 
@@ -42,7 +42,7 @@ class TestChunks(PagedContract):
     @pytest.fixture
     def transfers(self, daemon, driver, request):
         made = []
-        with Client(daemon.address, staging_bytes=4 << 20, timeout_s=20.0) as client:
+        with Client(daemon.address, staging_bytes=4 << 20) as client:
             namespace = client.namespace(NamespaceSpec(model="chunks", extra=request.node.name))
 
             def make(arrays, axis):
@@ -64,7 +64,7 @@ def test_blocks_that_lie_over_the_ends_of_chunks(daemon, driver):
     before = np.random.default_rng(1).integers(0, 256, SHAPE, np.uint8)
     array = ChunkedArray(driver, before, 1000)
     ids = np.random.default_rng(2).permutation(SHAPE[0])[:600]
-    with Client(daemon.address, timeout_s=20.0) as client, client.register(PagedKV(array)) as transfers:
+    with Client(daemon.address) as client, client.register(PagedKV(array)) as transfers:
         namespace, hashes = client.namespace(NamespaceSpec(model="ends")), hashes_of(1, 600)
         assert transfers.store(namespace, hashes, ids).stored == 600, transfers.reason
         assert transfers.backend == "cuda_ipc"
@@ -77,12 +77,12 @@ def test_blocks_that_lie_over_the_ends_of_chunks(daemon, driver):
 
 def test_a_worker_that_follows_maps_them_again(daemon, driver):
     array = ChunkedArray(driver, np.random.default_rng(3).integers(0, 256, SHAPE, np.uint8))
-    with Client(daemon.address, timeout_s=20.0) as client, client.register(PagedKV(array)) as transfers:
+    with Client(daemon.address) as client, client.register(PagedKV(array)) as transfers:
         namespace = client.namespace(NamespaceSpec(model="follows"))
         assert transfers.store(namespace, hashes_of(2, 8), range(8)).stored == 8, transfers.reason
         (worker,) = fakecuda.workers_of(daemon.pid)
         os.kill(worker, signal.SIGKILL)
-        eventually(lambda: transfers.load(namespace, hashes_of(2, 8), range(8, 16)) == 8, "it works again", 20.0)
+        eventually(lambda: transfers.load(namespace, hashes_of(2, 8), range(8, 16)) == 8, "it works again")
         assert (array.read()[8:16] == array.read()[:8]).all()
         assert transfers.backend == "cuda_ipc"
     array.free()
@@ -95,7 +95,7 @@ from kvstored.testing.device_arrays import ChunkedArray
 from kvstored_client import Client, NamespaceSpec, PagedKV
 driver = Driver(); driver.bind(driver.context(0))
 array = ChunkedArray(driver, np.full((1024, 8 << 10), 7, np.uint8))
-client = Client(sys.argv[1], timeout_s=30.0)
+client = Client(sys.argv[1], timeout_s=60, connect_timeout_s=60)
 transfers = client.register(PagedKV([array]))
 assert transfers.ready() and transfers.backend == "cuda_ipc", transfers.reason
 print("ready", flush=True)
@@ -109,13 +109,13 @@ def test_an_engine_that_is_killed_has_its_memory_back(daemon, driver):
     assert process.stdout.readline() == "ready\n"
     process.kill()
     process.wait()
-    eventually(lambda: driver.memory_info()[0] == free_before, "the worker holds nothing", 5.0)
-    eventually(lambda: not held_chunks(daemon), "nor does the daemon", 5.0)
+    eventually(lambda: driver.memory_info()[0] == free_before, "the worker holds nothing")
+    eventually(lambda: not held_chunks(daemon), "nor does the daemon")
 
 
 def test_chunks_that_cannot_be_exported_are_copied_by_the_engine(daemon, driver):
     array = ChunkedArray(driver, np.random.default_rng(4).integers(0, 256, SHAPE, np.uint8), exportable=False)
-    with Client(daemon.address, timeout_s=20.0) as client, client.register(PagedKV(array)) as transfers:
+    with Client(daemon.address) as client, client.register(PagedKV(array)) as transfers:
         namespace = client.namespace(NamespaceSpec(model="cannot"))
         assert transfers.ready()
         assert transfers.backend == "shm"
@@ -130,7 +130,7 @@ def test_chunks_that_cannot_be_exported_are_copied_by_the_engine(daemon, driver)
 def test_what_makes_no_sense_is_refused_and_nothing_is_held(daemon, driver):
     array = ChunkedArray(driver, np.zeros(SHAPE, np.uint8))
     memory = DeviceMemory(PagedKV([array]))
-    with Client(daemon.address, timeout_s=20.0) as client:
+    with Client(daemon.address) as client:
         client.status()
         connection = client._core.connection
 
@@ -168,7 +168,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_held(daemon, driver):
 
 def test_descriptors_that_nobody_names_go_with_their_session(daemon):
     before = len(daemon.descriptors())
-    with Client(daemon.address, timeout_s=20.0) as client:
+    with Client(daemon.address) as client:
         connection = client._core.connection
         for number in range(3):
             fds = [os.memfd_create("stray") for _ in range(100)]
@@ -184,4 +184,4 @@ def test_descriptors_that_nobody_names_go_with_their_session(daemon):
             connection.give(pb.OPERATION_OFFER_DESCRIPTORS, pb.OfferDescriptors(memory_number=number), tuple(fds))
         client.status()
         assert sum("stray" in target for target in daemon.descriptors()) <= 4096
-    eventually(lambda: len(daemon.descriptors()) <= before, "all are closed", 5.0)
+    eventually(lambda: len(daemon.descriptors()) <= before, "all are closed")

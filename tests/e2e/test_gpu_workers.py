@@ -43,16 +43,16 @@ def test_workers_start_with_the_daemon_and_start_again(several, wanted):
             f"GPU-{wanted[0][:8]}-{wanted[0][8:12]}-{wanted[0][12:16]}-{wanted[0][16:20]}-{wanted[0][20:]}"
         )
     with DaemonProcess(settings) as daemon:
-        eventually(lambda: running(daemon, wanted), "all that are wanted run", 30.0)
+        eventually(lambda: running(daemon, wanted), "all that are wanted run")
         assert len(workers(daemon)) == len(wanted), "and no other"
         before = workers(daemon)
         for worker in before:
             os.kill(worker, signal.SIGKILL)
-        eventually(lambda: len(workers(daemon) - before) == len(wanted), "they run again", 30.0)
-        eventually(lambda: running(daemon, wanted), "and say so", 30.0)
+        eventually(lambda: len(workers(daemon) - before) == len(wanted), "they run again")
+        eventually(lambda: running(daemon, wanted), "and say so")
         assert all("2 starts" in said(daemon)[uuid] for uuid in wanted), said(daemon)
         daemon.restart()
-        eventually(lambda: running(daemon, wanted), "so they do with the next daemon", 30.0)
+        eventually(lambda: running(daemon, wanted), "so they do with the next daemon")
 
 
 def test_a_worker_that_starts_with_the_daemon_pins_the_tier_before_it_is_needed(several):
@@ -62,30 +62,30 @@ def test_a_worker_that_starts_with_the_daemon_pins_the_tier_before_it_is_needed(
         def all_pinned():
             return f", {capacity_bytes} of {capacity_bytes} bytes pinned" in said(daemon).get(UUIDS[0], "")
 
-        eventually(all_pinned, "all of it is", 30.0)
+        eventually(all_pinned, "all of it is")
         (worker,) = workers(daemon)
         os.kill(worker, signal.SIGKILL)
-        eventually(lambda: worker not in workers(daemon) and all_pinned(), "so does the one that follows", 30.0)
+        eventually(lambda: worker not in workers(daemon) and all_pinned(), "so does the one that follows")
 
 
 def test_a_tier_that_cannot_be_pinned_ahead_is_told(several, monkeypatch):
     monkeypatch.setenv("FAKECUDA_HOSTREG_MAX", str(32 << 20))
     with DaemonProcess({"gpu.start": "now", "gpu.devices": UUIDS[0], "dram.capacity_bytes": "160MiB"}) as daemon:
-        eventually(lambda: "not pinned ahead: cuMemHostRegister" in said(daemon).get(UUIDS[0], ""), "it is told", 30.0)
+        eventually(lambda: "not pinned ahead: cuMemHostRegister" in said(daemon).get(UUIDS[0], ""), "it is told")
 
 
 def test_a_worker_that_cannot_be_had_is_told_and_the_daemon_serves_and_stops(several):
     settings = {"gpu.start": "now", "gpu.devices": f"{UUIDS[0]},{'ab' * 16}", "dram.capacity_bytes": "64MiB"}
     with DaemonProcess(settings) as daemon:
-        eventually(lambda: "no device with UUID" in said(daemon).get("ab" * 16, ""), "it is told", 30.0)
-        eventually(lambda: running(daemon, UUIDS[:1]), "the other runs", 30.0)
+        eventually(lambda: "no device with UUID" in said(daemon).get("ab" * 16, ""), "it is told")
+        eventually(lambda: running(daemon, UUIDS[:1]), "the other runs")
 
 
 def test_without_a_driver_it_is_told_and_the_daemon_serves_and_stops(monkeypatch):
     monkeypatch.setenv("KVSTORED_LIBCUDA", "libcuda-of-nowhere.so.1")
     with DaemonProcess({"gpu.start": "now", "dram.capacity_bytes": "64MiB"}) as daemon:
-        eventually(lambda: "cannot be loaded" in str(said(daemon)), "it is told", 30.0)
-        eventually(lambda: not workers(daemon), "the one that looked has gone", 30.0)
+        eventually(lambda: "cannot be loaded" in str(said(daemon)), "it is told")
+        eventually(lambda: not workers(daemon), "the one that looked has gone")
 
 
 def test_a_daemon_may_stop_while_its_workers_start(several):

@@ -26,7 +26,7 @@ class Engine:
     def __init__(self, daemon, name):
         rng = np.random.default_rng(1)
         self.layers = [rng.integers(0, 256, (BLOCKS, LAYER_BYTES), np.uint8) for _ in range(LAYERS)]
-        self.client = Client(daemon.address, staging_bytes=STAGING_BYTES, timeout_s=20.0)
+        self.client = Client(daemon.address, staging_bytes=STAGING_BYTES)
         self.namespace = self.client.namespace(NamespaceSpec(model="own", extra=name))
         self.transfers = self.client.register(PagedKV(self.layers))
 
@@ -108,7 +108,7 @@ def test_puts_and_further_stores_go_on_while_one_waits_for_its_layers(engine):
     assert second.copied() == (0, 0), "there is no room for it"
     blocks = [engine.block(i) for i in range(40)]
     assert engine.client.put(engine.namespace, hashes_of(3, 40), blocks).stored == 40
-    assert engine.transfers.store(engine.namespace, hashes_of(4, 40), range(40), deadline_s=20.0).stored == 40
+    assert engine.transfers.store(engine.namespace, hashes_of(4, 40), range(40), deadline_s=60.0).stored == 40
     for storing in (second, first):
         storing.ready(LAYERS)
         assert storing.result().stored == 16
@@ -226,7 +226,7 @@ def test_a_deadline_that_is_none_is_refused(engine, seconds):
 
 
 def test_blocks_that_are_not_sent_inside_of_messages_by_the_deadline_are_not_stored(daemon, slow):
-    with Client(f"grpc:{daemon.grpc_target}", timeout_s=20.0, connect_timeout_s=20.0) as client:
+    with Client(f"grpc:{daemon.grpc_target}") as client:
         array = np.random.default_rng(1).integers(0, 256, (16, 4096), np.uint8)
         namespace = client.namespace(NamespaceSpec(model="own", extra="inline"))
         transfers, hashes = client.register(PagedKV(array)), hashes_of(1, 16)

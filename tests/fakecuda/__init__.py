@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from kvstored.testing import process_figures
@@ -59,6 +60,30 @@ def environment(directory: Path, **settings: object) -> dict[str, str]:
     """Variables of a process that is to find the fake; `settings` are FAKECUDA_ variables. All share `directory`."""
     own = {f"FAKECUDA_{name}": str(value) for name, value in settings.items()}
     return {"KVSTORED_LIBCUDA": str(build()), "FAKECUDA_DIR": str(directory), **own}
+
+
+class FaultFile:
+    """What the driver does wrong in processes that run, those with this file as FAKECUDA_FAULT_FILE."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.held = path, path.with_name(f"{path.name}.held")
+        self.says("")
+
+    def says(self, text: str) -> None:
+        """From the next call on; in one step, or a process might read half of it, or read it twice."""
+        fresh = self.path.with_name(f"{self.path.name}.fresh")
+        fresh.write_text(text)
+        os.utime(fresh, ns=(time.time_ns(), time.time_ns()))
+        fresh.rename(self.path)
+
+    def holds_copies(self, at: int = 1) -> None:
+        """The next transfer stops at its copy with this number, until `says` says something else."""
+        self.held.unlink(missing_ok=True)  # of a process that was killed
+        self.says(f"copy=hold@{at}")
+
+    def in_mid_copy(self) -> bool:
+        """Whether a transfer has stopped there."""
+        return self.held.exists()
 
 
 def workers_of(pid: int) -> list[int]:

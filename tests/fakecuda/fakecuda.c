@@ -20,8 +20,9 @@
  *   FAKECUDA_STRICT       copies of memory that is not registered fail, instead of being synchronous
  *   FAKECUDA_FAULT        NAME=CODE@N[+],... : call N (first: 1; +: and all after it) of NAME fails. NAME is a function
  *                         as exported, or `copy` (the work itself, in its stream: such an error stays), or `*`. CODE is
- *                         a CUresult, `hang` (the call never returns) or `die` (SIGKILL)
- *   FAKECUDA_FAULT_FILE   a file with such a text, read again whenever it has changed
+ *                         a CUresult, `hang` (the call never returns), `die` (SIGKILL), or `hold` (it goes on when
+ *                         the fault file has changed; meanwhile there is a file of that name with `.held` after it)
+ *   FAKECUDA_FAULT_FILE   a file with such a text, read again whenever it has changed; to be replaced, not written to
  */
 #define _GNU_SOURCE
 #include "driver_api.h"
@@ -29,6 +30,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -72,7 +74,7 @@ static long setting(const char* name, long otherwise) {
 
 /* ---- faults ---- */
 
-enum { CODE_HANG = -1, CODE_DIE = -2 };
+enum { CODE_HANG = -1, CODE_DIE = -2, CODE_HOLD = -3 };
 static struct fault {
   char name[64];
   int code;
@@ -80,6 +82,7 @@ static struct fault {
   int onwards;
 } g_faults[MAX_FAULTS];
 static int g_fault_count;
+static long g_fault_number; /* of the text that was read last */
 static struct timespec g_fault_changed;
 static char g_fault_text[4096];
 static pthread_mutex_t g_fault_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -95,7 +98,10 @@ static void set_faults(const char* text) {
     *code++ = 0;
     char* at = strchr(code, '@');
     *f = (struct fault){.at = at ? atol(at + 1) : 1, .onwards = at && strchr(at, '+')};
-    f->code = !strncmp(code, "hang", 4) ? CODE_HANG : !strncmp(code, "die", 3) ? CODE_DIE : atoi(code);
+    f->code = !strncmp(code, "hang", 4)   ? CODE_HANG
+              : !strncmp(code, "die", 3)  ? CODE_DIE
+              : !strncmp(code, "hold", 4) ? CODE_HOLD
+                                          : atoi(code);
     snprintf(f->name, sizeof f->name, "%s", t);
     g_fault_count++;
   }
@@ -115,7 +121,24 @@ static void read_fault_file(void) {
     return;
   g_fault_changed = now.st_mtim;
   strcpy(g_fault_text, text);
+  g_fault_number++;
   set_faults(text);
+}
+
+/* Until the file says something else than that which was read as this one. */
+static void hold(long number) {
+  char held[PATH_MAX];
+  snprintf(held, sizeof held, "%s.held", g_fault_file);
+  int fd = open(held, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+  if (fd >= 0) close(fd);
+  for (int same = 1; same;) {
+    usleep(1000);
+    pthread_mutex_lock(&g_fault_lock);
+    read_fault_file();
+    same = number == g_fault_number;
+    pthread_mutex_unlock(&g_fault_lock);
+  }
+  unlink(held);
 }
 
 static int fault(const char* name) {
@@ -129,8 +152,11 @@ static int fault(const char* name) {
     f->calls++;
     if (f->calls == f->at || (f->onwards && f->calls > f->at)) code = f->code;
   }
+  long number = g_fault_number;
   pthread_mutex_unlock(&g_fault_lock);
   if (code == CODE_DIE) raise(SIGKILL);
+  if (code == CODE_HOLD && g_fault_file) hold(number);
+  if (code == CODE_HOLD) return 0;
   while (code == CODE_HANG) pause();
   return code;
 }
