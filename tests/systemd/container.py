@@ -24,6 +24,11 @@ SYSTEM_PYTHON = sys.base_prefix == "/usr"
 INTERPRETER = "/usr/bin/python3" if SYSTEM_PYTHON else f"{PYTHON}/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
 PYTHON_ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "LD_LIBRARY_PATH": f"{PYTHON}/lib", "PYTHONDONTWRITEBYTECODE": "1"}
 
+# A process whose end is the end of all that it started and mounted.
+OUTER = ["setpriv", "--pdeathsig", "KILL", "unshare", "-m", "-p", "-f", "--mount-proc", "--kill-child"]
+RUN_S = 600
+MAKE_S, TRIES = 900, 2  # by the network; who gives up skips
+
 
 def missing():
     """Why no container can be had here; empty: one can."""
@@ -38,13 +43,20 @@ def missing():
 
 
 def make_root(root):
-    """Install a minimal Debian into `root`, unless there is one already. Raises CalledProcessError: no network?"""
+    """Install a minimal Debian into `root`, unless there is one already. Raises SubprocessError: no network?"""
     done = root / "etc" / "kvstored-root"
-    if not done.exists():
+    tries = 0
+    while not done.exists():
         shutil.rmtree(root, ignore_errors=True)
         command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(root)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        done.touch()
+        try:
+            subprocess.run([*OUTER, *command], check=True, stdout=subprocess.DEVNULL, timeout=MAKE_S)
+        except subprocess.CalledProcessError:
+            tries += 1
+            if tries == TRIES:
+                raise
+        else:
+            done.touch()
 
 
 class Container:
@@ -65,22 +77,9 @@ class Container:
             "--volatile=overlay",
             *(f"--bind-ro={here}:{there}" for here, there in binds.items()),
         ]
-        outer = [
-            "setpriv",
-            "--pdeathsig",
-            "KILL",
-            "unshare",
-            "-m",
-            "-p",
-            "-f",
-            "--mount-proc",
-            "--kill-child",
-            "sh",
-            "-c",
-        ]
         script = 'mount --make-rprivate / && exec "$@"'
         self._process = subprocess.Popen(
-            [*outer, script, "sh", *nspawn], stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
+            [*OUTER, "sh", "-c", script, "sh", *nspawn], stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
         )
         try:
             self._init = self._wait(self._find_init, "systemd starts")
@@ -98,7 +97,10 @@ class Container:
         """Run a command in it, as root; returns what it wrote."""
         assignments = [f"{name}={value}" for name, value in {"PATH": PATH, **(environ or {})}.items()]
         inside = ["nsenter", "-t", str(self._init), "-a", "env", "-i", *assignments, *command]
-        done = subprocess.run(inside, capture_output=True, text=True, input=user_input, timeout=120)
+        try:
+            done = subprocess.run(inside, capture_output=True, text=True, input=user_input, timeout=RUN_S)
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"{' '.join(command)}: {error}") from None
         if check and done.returncode:
             raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout.strip()
@@ -132,7 +134,7 @@ class Container:
                 return pid
         return 0
 
-    def _wait(self, condition, what, timeout_s=60.0):
+    def _wait(self, condition, what, timeout_s=300.0):
         deadline = time.monotonic() + timeout_s
         while not (found := condition()):
             if time.monotonic() > deadline or self._process.poll() is not None:
