@@ -80,7 +80,7 @@ class Churn:
             self.counts.set_all("stop", 1)
             self.kill(0)  # one more dies at the very end; the others leave in order
             for client in self.clients:
-                client.join(20)
+                client.join(60)
         finally:
             for client in self.clients:
                 client.kill()

@@ -11,7 +11,7 @@ from bench.replay import wait_mover_idle
 from kvstored.keys import slot_bytes
 from kvstored.testing.daemon_process import status
 
-SETTLE_S = 20.0
+SETTLE_S = 60.0
 TIER_MEMORY = ("/memfd:kvstored-dram", "/memfd:kvstored-slots")
 
 
@@ -60,9 +60,21 @@ def sessions_left(daemon):
 
 
 def audit(daemon, before, segments):
-    """Counts of everything that leaked, all zero in a daemon that leaks nothing; and the descriptors left."""
+    """Counts of everything that leaked, all zero in a daemon that leaks nothing; and the descriptors left.
+
+    Looks again for a while: what is listed and what status says are not of one moment.
+    """
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        leaks, extra = _look(daemon, before, segments)
+        if not any(leaks.values()) or time.monotonic() > deadline:
+            return leaks, extra
+        time.sleep(0.05)
+
+
+def _look(daemon, before, segments):
     sessions = sessions_left(daemon)
-    with Client(daemon.address, name="audit", timeout_s=10.0) as client:
+    with Client(daemon.address, name="audit", timeout_s=60.0, connect_timeout_s=60.0) as client:
         wait_mover_idle(client)
         blocks = list_blocks(client)
         reply = client.status()

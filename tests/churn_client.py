@@ -122,7 +122,8 @@ def run_client(address, counts_path, clients, index, seed):
     """Body of one client process: ends when told to stop, or by SIGKILL."""
     counts = Counts(Path(counts_path), clients, COUNTS)
     try:
-        with Client(address, name=f"churn-{index}", staging_bytes=STAGING_BYTES, timeout_s=5.0) as client:
+        limits = {"timeout_s": 60.0, "connect_timeout_s": 60.0}  # a daemon that is only slow is no daemon that is gone
+        with Client(address, name=f"churn-{index}", staging_bytes=STAGING_BYTES, **limits) as client:
             churn = ChurnClient(client, counts, index, seed)
             while not counts.get(index, "stop"):
                 churn.step()

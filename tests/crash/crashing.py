@@ -14,12 +14,13 @@ from kvstored.testing.daemon_process import DaemonProcess
 from tests.counts import Counts
 from tests.crash import accounting
 from tests.crash.phases import WRITERS
-from tests.crash.writer import ADMIN, COUNTS, TENANTS, Order, Task, Verb, run_writer, token
+from tests.crash.writer import ADMIN, COUNTS, PATIENT, TENANTS, Order, Task, Verb, run_writer, token
 
 AIM_S = 1.0  # how long to wait for a writer to do what is aimed at
 HIT_S = 0.03  # after that, the kill comes within so long
 RECOVERY_S = 0.6  # about as long as a start takes
-OBEY_S = 90.0
+OBEY_S = 600.0
+BEGUN_BLOCKS = 16  # put by each writer, and durably by all of them, before the first crash
 BLACKOUTS = 0.25  # share of the rounds in which the memory dies, too: only then NVMe alone answers for what is durable
 
 
@@ -33,7 +34,7 @@ class Crashing:
         self.counts = Counts(self.counts_path, WRITERS, COUNTS)
         self.orders = 0
         self.dram_lost = self.wrong = 0
-        self.admin = Client(daemon.address, name="crash audit", token=token(ADMIN), staging_bytes=0, timeout_s=20.0)
+        self.admin = Client(daemon.address, name="crash audit", token=token(ADMIN), staging_bytes=0, **PATIENT)
         context = multiprocessing.get_context("spawn")
         self.order(Order.RUN)
         self.writers = [
@@ -66,7 +67,7 @@ class Crashing:
             self.verify()
             self.order(Order.STOP)
             for writer in self.writers:
-                writer.join(20)
+                writer.join(120)
         finally:
             for writer in self.writers:
                 writer.kill()
@@ -103,9 +104,9 @@ class Crashing:
         self.order(Order.RUN)
 
     def await_puts(self):
-        """Until every writer has put something: their start is not what is tested."""
+        """Until every writer has put something: their start is not what is tested, and a crash is to find something."""
         deadline = time.monotonic() + OBEY_S
-        while not all(self.counts.all("puts")):
+        while min(*self.counts.all("puts"), self.counts.total("durable_acks")) < BEGUN_BLOCKS:
             self.check_writers(deadline)
             time.sleep(0.01)
 
@@ -160,7 +161,7 @@ class Crashing:
         """At the end of the phase every byte in both tiers against its content hash."""
         self.order(Order.PAUSE)
         self.obeyed()
-        reply = self.admin.call(pb.OPERATION_VERIFY, admin_pb2.VerifyRequest(), admin_pb2.VerifyReply, timeout_s=120.0)
+        reply = self.admin.call(pb.OPERATION_VERIFY, admin_pb2.VerifyRequest(), admin_pb2.VerifyReply, timeout_s=600.0)
         self.totals["corrupt_blocks"] += reply.corrupt
         status = self.admin.call(pb.OPERATION_STATUS, pb.StatusRequest(), pb.StatusReply)
         for name in ("promoted_blocks", "demoted_blocks", "nvme_recycled_extents"):

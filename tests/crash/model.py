@@ -5,7 +5,6 @@ back from the dead shows as wrong bytes.
 """
 
 import enum
-import time
 
 BLOCKS_MAX = 1000
 VERSIONS_MAX = 100_000
@@ -29,7 +28,7 @@ class Chain:
         self.hashes = hashes
         self.promises = [Promise.GONE] * len(hashes)
         self.versions = [0] * len(hashes)
-        self.promised_s = [0.0] * len(hashes)  # when, by the wall clock
+        self.promised_s = [0.0] * len(hashes)  # when it was asked for what was promised then, by the wall clock
         self.deletes = 0  # begun so far
 
     def __len__(self):
@@ -59,10 +58,10 @@ class Chain:
                 self.promises[i] = Promise.MAYBE
         return [self.payload(i) for i in range(start, stop)]
 
-    def acknowledged(self, index, promise):
-        """The daemon said that the block is there."""
+    def acknowledged(self, index, promise, asked_s):
+        """The daemon said that the block is there: at some time since it was asked."""
         self.promises[index] = max(self.promises[index], promise)
-        self.promised_s[index] = time.time()
+        self.promised_s[index] = asked_s
 
     def flushed(self):
         """The daemon said that everything that was in memory is on NVMe, too."""
@@ -83,11 +82,11 @@ class Chain:
 
     # --- what it finds after a crash ---
 
-    def found(self, index):
-        """The block was delivered, so it is committed."""
+    def found(self, index, asked_s):
+        """The block was delivered, so it is committed, or was at some time since it was asked for."""
         if self.promises[index] is Promise.MAYBE:
             self.promises[index] = Promise.MEMORY
-            self.promised_s[index] = time.time()
+            self.promised_s[index] = asked_s
 
     def missed(self, index):
         """The daemon, idle, said that the block is not there: from now on it must not be."""

@@ -33,6 +33,8 @@ COUNTS = (
 SHAPES = ((16 << 10, 48), (128 << 10, 24), (512 << 10, 8))  # block bytes, blocks in a chain
 CHAINS = 60  # of each writer
 STAGING_BYTES = 8 << 20
+# A daemon that is killed is seen at once; one that is only slow must not look like it.
+PATIENT = {"timeout_s": 60.0, "connect_timeout_s": 60.0}
 PROMISES = (Outcome.HIT, Outcome.NOT_DURABLE)  # of either the block is readable
 TENANTS = ("red", "blue")
 ADMIN = "admin"
@@ -190,14 +192,14 @@ class Writer:
         rows = list(self.payloads[chain.block_bytes].make(chain.begin_put(start, stop)))
         parent = chain.hashes[start - 1] if start else b""
         durability = self.rng.choice(("memory", "memory", "nvme"))
-        space, wait_s = self.spaces[chain.block_bytes], self.rng.choice((0.0, 1.0))
+        space, wait_s, asked_s = self.spaces[chain.block_bytes], self.rng.choice((0.0, 1.0)), time.time()
         result = self.client.put(
             space, chain.hashes[start:stop], rows, parent=parent, wait_s=wait_s, durability=durability
         )
         promise = Promise.NVME if durability == "nvme" else Promise.MEMORY
         for index, outcome in enumerate(result.outcomes, start):
             if outcome in PROMISES:
-                chain.acknowledged(index, promise if outcome is Outcome.HIT else Promise.MEMORY)
+                chain.acknowledged(index, promise if outcome is Outcome.HIT else Promise.MEMORY, asked_s)
         self.count("puts", result.stored)
         self.count("put_bytes", result.stored * chain.block_bytes)
         self.count("durable_acks", result.durable)
@@ -255,7 +257,7 @@ class Writer:
     def flush(self):
         request = admin_pb2.FlushRequest(wait_ms=5000)
         try:
-            left = self.admin.call(pb.OPERATION_FLUSH, request, admin_pb2.FlushReply, timeout_s=10.0).left_blocks
+            left = self.admin.call(pb.OPERATION_FLUSH, request, admin_pb2.FlushReply, timeout_s=60.0).left_blocks
         except KVStoredClientError:
             return
         if not left:
@@ -270,8 +272,8 @@ def run_writer(task):
     mine = TENANTS[task.index % len(TENANTS)]
     try:
         with (
-            Client(task.address, name="crash", token=token(mine), staging_bytes=STAGING_BYTES, timeout_s=5.0) as client,
-            Client(task.address, name="crash admin", token=token(ADMIN), staging_bytes=0) as admin,
+            Client(task.address, name="crash", token=token(mine), staging_bytes=STAGING_BYTES, **PATIENT) as client,
+            Client(task.address, name="crash admin", token=token(ADMIN), staging_bytes=0, **PATIENT) as admin,
         ):
             Writer(task, client, admin, counts).run()
     except BaseException:

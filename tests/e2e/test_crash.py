@@ -1,5 +1,6 @@
 """A short crash test, and proof that it would see what it looks for."""
 
+import time
 from collections import Counter
 
 import pytest
@@ -20,7 +21,7 @@ SIZE = 16 << 10
 SPEC = NamespaceSpec(model="crash", extra=str(SIZE))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_a_daemon_that_is_killed_at_random_loses_nothing_and_delivers_nothing_wrong(tmp_path):
     figures = crash(seconds=5, seed=7, directory=tmp_path, phases=SHORT)
     assert {name: figures[name] for name in MUST_BE_ZERO} == dict.fromkeys(MUST_BE_ZERO, 0)
@@ -46,10 +47,10 @@ def client(daemon):
 
 
 def put(client, chain, numbers):
-    rows = list(Payloads(SIZE).make(numbers))
+    rows, asked_s = list(Payloads(SIZE).make(numbers)), time.time()
     assert client.put(client.namespace(SPEC), chain.hashes, rows).stored == len(chain)
     for index in range(len(chain)):
-        chain.acknowledged(index, Promise.MEMORY)
+        chain.acknowledged(index, Promise.MEMORY, asked_s)
 
 
 def check(client, chain):
