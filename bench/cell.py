@@ -68,7 +68,7 @@ class Cell:
 
     def prepare(self) -> None:
         """Make the chain resident and run everything once, unmeasured: memory, mappings, code paths."""
-        result = self._client.put(self.namespace, self.hashes, self.source.views, wait_s=5.0)
+        result = self._client.put(self.namespace, self.hashes, self.source.views, wait_s=30.0)
         assert result.stored + result.existing == len(self.hashes), f"the tier took {result}"
         for _ in range(_WARM_UPS):
             self.repeat()
@@ -112,13 +112,13 @@ class Cell:
 
     def _put(self) -> None:
         with self._charged(self.put):
-            result = self._client.put(self.namespace, self._put_hashes, self.source.spans(), wait_s=5.0)
+            result = self._client.put(self.namespace, self._put_hashes, self.source.spans(), wait_s=30.0)
         assert result.stored == len(self._put_hashes), f"put: {result}"
         self._check_put()
 
     def _put_from_staging(self) -> None:
         blocks = len(self._put_hashes)
-        with self._stager.stage(self._stager_namespace, self._put_hashes, self.block_bytes, wait_s=5.0) as staged:
+        with self._stager.stage(self._stager_namespace, self._put_hashes, self.block_bytes, wait_s=30.0) as staged:
             for view, source in zip(staged.views, self.source.views, strict=True):
                 assert view is not None, "the tier had no room for a staged block"
                 view[:] = source

@@ -87,7 +87,9 @@ def _client(task: Task, barrier: Barrier, queue: Any) -> None:
     source = Pool(len(task.hashes), task.block_bytes, seed=1)
     source.fill(seed=task.fill_seed)
     destination = Pool(len(task.hashes), task.block_bytes, seed=2)
-    with Client(task.address, name="bench.clients", staging_bytes=1 << 20, connect_timeout_s=_TIMEOUT_S) as client:
+    with Client(
+        task.address, name="bench.clients", staging_bytes=1 << 20, timeout_s=_TIMEOUT_S, connect_timeout_s=_TIMEOUT_S
+    ) as client:
         namespace = client.namespace(NamespaceSpec.FromString(task.spec))
         with client.get(namespace, task.hashes) as blocks:
             assert len(blocks) == len(task.hashes), f"{len(blocks)} of {len(task.hashes)} blocks are resident"

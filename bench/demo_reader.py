@@ -98,7 +98,7 @@ def answer_question(job: Job) -> dict[str, Any]:
     model: Any = AutoModelForCausalLM.from_pretrained(job.model_dir, dtype=torch.float32)
     input_ids = prompt(tokenizer, Path(job.document_path).read_text(), job.question)
     model(input_ids[:, :_WARM_UP_TOKENS])
-    with Client(job.address, name="demo") as client:
+    with Client(job.address, name="demo", timeout_s=60.0, connect_timeout_s=60.0) as client:
         store = PrefixStore(client, model, tokenizer, model=MODEL_NAME)
         stage("answering through the store")
         through_store = generate(store.generate, tokenizer, input_ids, job.new_tokens_max)

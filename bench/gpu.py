@@ -111,7 +111,7 @@ class Side:
 
     def store(self, hashes: list[bytes]) -> None:
         """All of it, or an error."""
-        result = self.transfers.store(self.namespace, hashes, self.source, wait_s=10.0)
+        result = self.transfers.store(self.namespace, hashes, self.source, wait_s=30.0)
         assert result.stored == self.blocks, (result, self.transfers.reason)
 
     def load(self, hashes: list[bytes]) -> None:
@@ -177,7 +177,7 @@ def measure(backend: str, *, blocks: int = 256, fragment_bytes: int = 64 << 10, 
     capacity = 3 * total + 512 * MIB
     with (
         DaemonProcess({"dram.capacity_bytes": str(capacity // MIB * MIB)}) as daemon,
-        Client(daemon.address, timeout_s=60.0, connect_timeout_s=10.0) as client,
+        Client(daemon.address, timeout_s=60.0, connect_timeout_s=60.0) as client,
     ):
         progress("gpu: control")
         values |= _control(client, driver, repeats)

@@ -13,7 +13,7 @@ from bench.buffers import Pool
 from bench.common import timed
 
 _CHUNK_BYTES: Final = 1 << 20
-_TIMEOUT_S: Final = 60.0
+_TIMEOUT_S: Final = 120.0
 
 
 class InlineClient:

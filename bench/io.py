@@ -108,12 +108,12 @@ class IoBench:
             piece = self._hashes[start : start + _PUT_BLOCKS]
             rows = self._payloads.make(range(start, start + len(piece)))
             parent = self._hashes[start - 1] if start else b""
-            result = client.put(namespace, piece, list(rows), parent=parent, wait_s=10.0)
+            result = client.put(namespace, piece, list(rows), parent=parent, wait_s=30.0)
             assert result.stored == len(piece), f"put: {result}"
 
     def _put_probe(self, client: Client) -> None:
         rows = Payloads(_PROBE_BLOCK_BYTES).make(range(_PROBE_BLOCKS))
-        client.put(client.namespace(_PROBE_SPEC), self._probe_hashes, list(rows), wait_s=10.0)
+        client.put(client.namespace(_PROBE_SPEC), self._probe_hashes, list(rows), wait_s=30.0)
 
     def _flush(self, client: Client) -> None:
         deadline = time.monotonic() + _TIMEOUT_S
@@ -174,7 +174,7 @@ class IoBench:
         }
 
     def _client(self) -> Client:
-        return Client(self._daemon.address, name="bench.io", timeout_s=30.0)
+        return Client(self._daemon.address, name="bench.io", timeout_s=60.0, connect_timeout_s=60.0)
 
     def _rates(self) -> Values:
         values: dict[str, Value] = {

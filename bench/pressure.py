@@ -60,7 +60,9 @@ class Putter:
     """A client that puts fresh chains without a pause, from a thread of this process."""
 
     def __init__(self, address: str, block_bytes: int, staging_bytes: int) -> None:
-        self._client = Client(address, name="bench.pressure", timeout_s=30.0, staging_bytes=staging_bytes)
+        self._client = Client(
+            address, name="bench.pressure", staging_bytes=staging_bytes, timeout_s=60.0, connect_timeout_s=60.0
+        )
         self.blocks = max(1, min(_PUT_BLOCKS, _PUT_BYTES // block_bytes))
         self._rows = list(Payloads(block_bytes).make(range(self.blocks)))
         self._names = itertools.count()
@@ -81,6 +83,11 @@ class Putter:
         self.counts.clear()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
+
+    def await_one(self) -> None:
+        """Until a put has ended since the counts were set to zero."""
+        while self._thread.is_alive() and not (self.counts["stored"] or self.counts["refused"]):
+            time.sleep(0.001)
 
     def stop(self) -> None:
         """Let the last put end."""
@@ -118,12 +125,13 @@ class PressureBench:
         with Client(
             self._daemon.address,
             name="bench.pressure probe",
-            timeout_s=30.0,
+            timeout_s=60.0,
+            connect_timeout_s=60.0,
             staging_bytes=_PROBE_BLOCKS * _PROBE_BLOCK_BYTES,
         ) as client:
             namespace = client.namespace(_PROBE_SPEC)
             rows = Payloads(_PROBE_BLOCK_BYTES).make(range(_PROBE_BLOCKS))
-            client.put(namespace, self._probe_hashes, list(rows), wait_s=10.0)
+            client.put(namespace, self._probe_hashes, list(rows), wait_s=30.0)
             with client.get(namespace, self._probe_hashes) as held:
                 assert len(held) == _PROBE_BLOCKS, f"{len(held)} probe blocks are held"
                 putter = Putter(self._daemon.address, self._block_bytes, self._staging_bytes)
@@ -148,7 +156,10 @@ class PressureBench:
             time.sleep(min(_SETTLE_S, self._window_s))
             before = _demoted(client)
             started, putter.counts["stored"] = time.perf_counter(), 0
-            busy += prober.window(self._window_s)
+            prober.start()
+            time.sleep(self._window_s)
+            putter.await_one()
+            busy += prober.stop()
             self._busy_s += time.perf_counter() - started
             self._totals["demoted"] += _demoted(client) - before
             self._totals["stored"] += putter.counts["stored"]

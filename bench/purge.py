@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -103,7 +104,7 @@ def occurrences(paths: Sequence[Path], wanted: bytes) -> int:
     """How often the pattern stands in these files, also across the pieces that are read."""
     found = 0
     for path in paths:
-        with path.open("rb") as file:
+        with suppress(FileNotFoundError), path.open("rb") as file:  # since it was listed it may have gone
             tail = b""
             while data := file.read(READ_BYTES):
                 found += (tail + data).count(wanted)

@@ -21,7 +21,7 @@ from bench.buffers import Pool
 from bench.common import timed
 
 _COMMAND_BYTES: Final = 2 << 20
-_START_TIMEOUT_S: Final = 20.0
+_START_TIMEOUT_S: Final = 60.0
 
 
 def server_path() -> str | None:

@@ -101,7 +101,7 @@ class Replay:
 
     def _put(self, ids: Sequence[int], hashes: list[bytes], parent: bytes) -> None:
         rows = list(self._payloads.make(ids))
-        result = self._client.put(self._namespace, hashes, rows, parent=parent, wait_s=5.0)
+        result = self._client.put(self._namespace, hashes, rows, parent=parent, wait_s=30.0)
         self.tally.refused_blocks += len(ids) - result.stored - result.existing
 
 
@@ -140,7 +140,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str]:
 def _replay(arguments: argparse.Namespace, requests: Sequence[Sequence[int]]) -> tuple[Tally, float, int]:
     two_tiers = bool(arguments.nvme_blocks)
     process = DaemonProcess(_settings(arguments), nvme=two_tiers, parent_directory=arguments.directory)
-    with process as daemon, Client(daemon.address, name="replay", timeout_s=30.0) as client:
+    with process as daemon, Client(daemon.address, name="replay", timeout_s=60.0, connect_timeout_s=60.0) as client:
         replay = Replay(client, arguments.block_bytes, wait_idle=two_tiers)
         started = time.perf_counter()
         for index, ids in enumerate(requests):

@@ -171,7 +171,7 @@ def small_bench(daemon: DaemonProcess, arguments: argparse.Namespace) -> dict[st
 
 
 def _client(daemon: DaemonProcess) -> Client:
-    return Client(daemon.address, name="bench.restart", timeout_s=60.0)
+    return Client(daemon.address, name="bench.restart", timeout_s=60.0, connect_timeout_s=60.0)
 
 
 def large_settings(arguments: argparse.Namespace) -> dict[str, str]:

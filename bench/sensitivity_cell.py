@@ -83,7 +83,13 @@ class _Run:
         return self._samples
 
     def _client(self, staging_bytes: int) -> Client:
-        return Client(self._daemon.address, name="bench.sensitivity", timeout_s=60.0, staging_bytes=staging_bytes)
+        return Client(
+            self._daemon.address,
+            name="bench.sensitivity",
+            staging_bytes=staging_bytes,
+            timeout_s=60.0,
+            connect_timeout_s=60.0,
+        )
 
     def _resident(self) -> None:
         """Puts and gets in DRAM, by the cell of `bench.transfer`."""

@@ -36,7 +36,7 @@ class Stored:
             rows = list(self.payloads.make(range(start, start + len(piece))))
             parent = self.hashes[start - 1] if start else b""
             started = time.perf_counter()
-            result = client.put(namespace, piece, rows, parent=parent, wait_s=10.0, durability=durability)
+            result = client.put(namespace, piece, rows, parent=parent, wait_s=30.0, durability=durability)
             seconds += time.perf_counter() - started
             assert result.stored == len(piece), f"put: {result}"
         return seconds

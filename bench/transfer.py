@@ -226,8 +226,14 @@ def main() -> int:
     }
     with (
         DaemonProcess(settings) as daemon,
-        Client(daemon.address, name="bench.transfer", timeout_s=30.0) as client,
-        Client(daemon.address, name="bench.stage", timeout_s=30.0, staging_bytes=total_bytes + 32 * MIB) as stager,
+        Client(daemon.address, name="bench.transfer", timeout_s=60.0, connect_timeout_s=60.0) as client,
+        Client(
+            daemon.address,
+            name="bench.stage",
+            staging_bytes=total_bytes + 32 * MIB,
+            timeout_s=60.0,
+            connect_timeout_s=60.0,
+        ) as stager,
     ):
         values = TransferBench(daemon, client, stager, arguments).run()
     values = {**values, "foreign_cpu_share": load.share()}

@@ -79,7 +79,7 @@ class Rounds:
     def _store(self, names: list[bytes], buffer: Buffer) -> None:
         """Put them; again where the client is still connecting, or the daemon making memory."""
         for _ in range(TRIES):
-            result = self._client.put(self._namespace, names, buffer.spans(), wait_s=10.0)
+            result = self._client.put(self._namespace, names, buffer.spans(), wait_s=30.0)
             if result.stored + result.existing == len(names):
                 return
             time.sleep(0.2)
@@ -108,7 +108,7 @@ class Rounds:
     def _put_ratio(self) -> float:
         source, target = self._source.addresses, self._target.addresses
         before = move(target, source, LARGE_BYTES)
-        put = seconds(lambda: self._client.put(self._namespace, self._put, self._source.spans(), wait_s=10.0))
+        put = seconds(lambda: self._client.put(self._namespace, self._put, self._source.spans(), wait_s=30.0))
         after = move(target, source, LARGE_BYTES)
         assert self._client.delete(self._namespace, self._put) == len(self._put)
         return 2 * put / (before + after)
@@ -135,7 +135,7 @@ class Rounds:
 def main() -> None:
     """Serve rounds until the end of stdin; the first line says whose code runs, the last how many blocks were wrong."""
     address, mib, calls = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    with Client(address, name="bench.versions", timeout_s=30.0) as client:
+    with Client(address, name="bench.versions", timeout_s=60.0, connect_timeout_s=60.0) as client:
         rounds = Rounds(client, (mib << 20) // LARGE_BYTES, calls)
         rounds.round()  # memory, mappings, code paths
         print(Path(kvstored_client.__file__).parents[1], flush=True)

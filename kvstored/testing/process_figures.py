@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -10,10 +11,17 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds (user and system) used so far by a process and all its children."""
+    """CPU seconds (user and system) used so far by a process and all its children. Raises OSError where it is gone."""
+    seconds = _own_and_reaped_s(pid)
+    for child in children(pid):
+        with suppress(OSError):  # it has ended since it was listed
+            seconds += cpu_s(child)
+    return seconds
+
+
+def _own_and_reaped_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    own_and_reaped = sum(map(int, fields[11:15]))
-    return own_and_reaped / _TICKS_PER_S + sum(cpu_s(child) for child in children(pid))
+    return sum(map(int, fields[11:15])) / _TICKS_PER_S
 
 
 def written_bytes(pid: int) -> int:

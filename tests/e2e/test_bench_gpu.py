@@ -12,11 +12,13 @@ needs_compiler = pytest.mark.skipif(bool(fakecuda.MISSING), reason=fakecuda.MISS
 
 
 @needs_compiler
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1000)
 def test_every_stage_of_the_check_runs_on_the_fake(monkeypatch):
     for name in ("KVSTORED_LIBCUDA", "FAKECUDA_DIR", "FAKECUDA_MEM_MB"):
         monkeypatch.setenv(name, "")  # back as it was afterwards, whatever `check` sets
     monkeypatch.setenv("FAKECUDA_MEM_MB", "2048")
+    monkeypatch.setattr(gpu_check, "STAGE_MAX_S", 300.0)  # they bound a card that hangs, not a busy machine
+    monkeypatch.setattr(gpu_check, "BUDGET_S", 900.0)
     stages = [name for name in gpu_check.STAGES if name != "torch"]
     results = gpu_check.check("fake", stages, small=True)
     assert not [f"{name}: {result['failed']}" for name, result in results.items() if "failed" in result]
@@ -29,7 +31,7 @@ def test_every_stage_of_the_check_runs_on_the_fake(monkeypatch):
 
 def test_a_stage_that_fails_says_so_and_takes_nothing_along(monkeypatch):
     monkeypatch.setenv("KVSTORED_LIBCUDA", "libcuda-of-nowhere.so.1")
-    result = gpu_check.run_stage("environment", 60.0, small=True)
+    result = gpu_check.run_stage("environment", 300.0, small=True)
     assert "cannot be loaded" in result["failed"]
 
 

@@ -7,11 +7,14 @@ import pytest
 from bench.common import MIB
 from bench.pressure import FIGURES, PressureBench
 from kvstored.testing.daemon_process import DaemonProcess
+from kvstored.testing.waiting import PATIENCE_S
 
 
-@pytest.mark.timeout(120)
-def test_puts_into_a_full_tier_are_never_refused(tmp_path):
+@pytest.mark.timeout(300)
+def test_puts_into_a_full_tier_are_never_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("bench.pressure._PUT_WAIT_S", PATIENCE_S)
     settings = {
+        "limits.put_wait_max_s": str(PATIENCE_S),
         "dram.capacity_bytes": str(64 * MIB),
         "dram.segment_bytes": str(8 * MIB),
         "nvme.capacity_bytes": str(512 * MIB),

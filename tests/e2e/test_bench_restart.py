@@ -8,7 +8,7 @@ from bench.common import MIB
 from bench.restart import FIGURES, restart, start_times
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_daemon_that_is_killed_has_everything_again(tmp_path):
     sizes = {"dram_bytes": 32 * MIB, "nvme_bytes": 32 * MIB, "small_blocks": 5000}
     values = restart(Namespace(**sizes, repeats=2, directory=tmp_path))

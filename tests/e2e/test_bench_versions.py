@@ -11,7 +11,7 @@ from bench.versions import CELLS, FIGURES, Version, measure
 BEFORE_TENANCY = "5ac6776"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_old_and_new_code_run_the_same_cells_in_turns(monkeypatch):
     rounds, round_ = [], Version.round
     monkeypatch.setattr(Version, "round", lambda self: rounds.append(self) or round_(self))
