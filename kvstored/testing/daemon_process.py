@@ -218,6 +218,7 @@ class DaemonProcess:
             "nvme.paths": json.dumps([str(self.nvme_path)] if nvme else []),
         }
         if nvme:
+            own["nvme.io_deadline_s"] = "60"  # a disk that others use too is slow, and is none that hangs
             self.nvme_path.mkdir()
         return own
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 KV_CACHE_BYTES: Final = 64 << 20
-SETTLE_S: Final = 30.0
+SETTLE_S: Final = 120.0
 _connectors: dict[int, tuple[Any, Any]] = {}  # by scheduler: its connector, and the worker's
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 _LOG_TAIL: Final = 6000
-_STOP_S: Final = 60.0
+_STOP_S: Final = 180.0
 
 
 class VLLMProcess:

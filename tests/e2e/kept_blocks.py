@@ -14,7 +14,7 @@ SETTINGS = {
 
 
 def client_of(daemon):
-    return Client(daemon.address, timeout_s=30, connect_timeout_s=30)
+    return Client(daemon.address)
 
 
 def names(prefix, count):
@@ -26,7 +26,7 @@ def contents(hashes):
     return [(name * (BLOCK // 16))[:BLOCK] for name in hashes]
 
 
-def found(client, spec, hashes, wait_s=20.0):
+def found(client, spec, hashes, wait_s=60.0):
     """How many of the leading ones are there, each checked byte by byte."""
     with client.get(client.namespace(spec), hashes, wait_s=wait_s) as blocks:
         assert [bytes(block) for block in blocks] == contents(hashes)[: len(blocks)]

@@ -59,7 +59,7 @@ def payload(hash_, size_bytes, version=0):
 class RawClient:
     """One connection. Opens a session unless told not to; every wait has a time-out."""
 
-    def __init__(self, path, *, token="", name="raw", staging_bytes=0, open_session=True, timeout_s=20.0, **opening):
+    def __init__(self, path, *, token="", name="raw", staging_bytes=0, open_session=True, timeout_s=60.0, **opening):
         self.segments = {}  # id -> descriptor
         self.sizes = {}
         self.retired = []
@@ -301,7 +301,7 @@ def blocks_of(lease):
     return found
 
 
-def eventually(condition, what, timeout_s=20.0):
+def eventually(condition, what, timeout_s=60.0):
     """Wait until `condition()` is true; raises AssertionError that says what did not come."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -1,6 +1,7 @@
 """More than fits: bursts over DRAM, other block sizes, and random operations against a model."""
 
 import random
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.testing.daemon_process import DaemonProcess, status
+from kvstored.testing.waiting import PATIENCE_S
 from tests.e2e.checks import BLOCK_BYTES, Bystander, Level, check_balance, fill, tier
 from tests.e2e.raw_client import HIT, MISS, PENDING, THROTTLED, RawClient, blocks_of, eventually, hashes_of, payload
 
@@ -52,16 +54,17 @@ def read_all(client, namespace, chains, size_bytes=BLOCK_BYTES):
     return sum(read_patiently(client, namespace, hashes, size_bytes) for hashes in chains)
 
 
-def read_patiently(client, namespace, hashes, size_bytes, tries=20):
+def read_patiently(client, namespace, hashes, size_bytes):
     """Read a chain; asks again where the daemon says that it has the rest and no room at the moment."""
-    for _ in range(tries):
+    end_s = time.monotonic() + PATIENCE_S
+    while True:
         reply = client.get(namespace, hashes, wait_s=10.0)
         found = [client.bytes_of(block) for lease in reply.leases for block in blocks_of(lease)]
         client.release([lease.lease_id for lease in reply.leases])
         assert found == [payload(h, size_bytes) for h in hashes[: len(found)]]
         if reply.next not in (THROTTLED, PENDING):
             return len(found)
-    raise AssertionError(f"after {tries} tries still {len(found)} of {len(hashes)}, and then {reply.next}")
+        assert time.monotonic() < end_s, f"still {len(found)} of {len(hashes)}, and then {reply.next}"
 
 
 def test_a_burst_of_three_times_dram_loses_nothing_that_was_acknowledged(tmp_path):

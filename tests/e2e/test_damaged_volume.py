@@ -60,9 +60,9 @@ def missing(daemon, chains):
     with client_of(daemon) as client:
         namespace = client.namespace()
         for hashes in chains:
-            found = client.read(namespace, hashes, wait_s=10)
+            found = client.read(namespace, hashes, wait_s=60)
             if len(found) < len(hashes):  # one is missing: those behind it may be there
-                found = [data for hash_ in hashes for data in client.read(namespace, [hash_], wait_s=10) or [None]]
+                found = [data for hash_ in hashes for data in client.read(namespace, [hash_], wait_s=60) or [None]]
             for hash_, data in zip(hashes, found, strict=True):
                 assert data in (None, expected(hash_))
                 count += data is None
@@ -83,7 +83,7 @@ def rebuild_index(daemon, *more):
     command = [sys.executable, "-m", "kvstored", "rebuild-index", *more]
     for key, value in {**SETTINGS, "nvme.paths": json.dumps([str(daemon.nvme_path)])}.items():
         command += ["--set", f"{key}={value}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_an_index_is_rebuilt_by_command_while_the_daemon_is_stopped(daemon):
@@ -106,7 +106,7 @@ def test_an_index_is_rebuilt_by_command_while_the_daemon_is_stopped(daemon):
 def test_a_rebuild_without_a_volume_says_what_is_missing(tmp_path):
     (tmp_path / "empty").mkdir()
     command = [sys.executable, "-m", "kvstored", "rebuild-index", "--set", f"nvme.paths={tmp_path / 'empty'}"]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    refused = subprocess.run(command, capture_output=True, text=True)
     assert refused.returncode == 78
     assert "holds no volume" in refused.stderr
     assert list((tmp_path / "empty").iterdir()) == []
@@ -134,7 +134,7 @@ def flip(volume, rng):
     return f"{path.relative_to(volume)} at {at}"
 
 
-@pytest.mark.timeout(300)  # every place is a start of a daemon
+@pytest.mark.timeout(900)  # every place is a start of a daemon
 @pytest.mark.parametrize("left_by", ["kill", "stop"])
 def test_a_byte_flipped_anywhere_while_it_is_down_is_lived_through(daemon, left_by):
     chains = filled(daemon)

@@ -39,7 +39,7 @@ def daemon(tmp_path, key):
 
 
 def connected(daemon):
-    return Client(daemon.address, timeout_s=30)
+    return Client(daemon.address)
 
 
 def names(prefix):
@@ -50,16 +50,16 @@ def block(name):
     return (name * BLOCK)[:BLOCK]
 
 
-def put(daemon, prefix):
+def put(daemon, prefix, wait_s=60.0):
     with connected(daemon) as client:
         namespace = client.namespace(NamespaceSpec(model="m"))
-        return client.put(namespace, names(prefix), list(map(block, names(prefix))), wait_s=20, durability="nvme")
+        return client.put(namespace, names(prefix), list(map(block, names(prefix))), wait_s=wait_s, durability="nvme")
 
 
 def there(daemon, prefix):
     with (
         connected(daemon) as client,
-        client.get(client.namespace(NamespaceSpec(model="m")), names(prefix), wait_s=20) as blocks,
+        client.get(client.namespace(NamespaceSpec(model="m")), names(prefix), wait_s=60) as blocks,
     ):
         for name, view in zip(names(prefix), blocks, strict=False):
             assert bytes(view) == block(name)
@@ -106,7 +106,7 @@ def test_with_its_key_missing_all_is_a_miss_and_with_its_key_back_all_is_there(d
     (warning,) = warnings(daemon)
     assert "tenant t" in warning
     assert str(key) in warning
-    refused = put(daemon, "b")
+    refused = put(daemon, "b", wait_s=0.1)
     assert refused.durable == 0
     assert there(daemon, "b") == 16, "it lives in DRAM"
     assert plain(daemon, "b") == []

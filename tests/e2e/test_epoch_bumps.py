@@ -26,7 +26,7 @@ def daemon(tmp_path):
 def put(client, model, prefix, count, **options):
     hashes = names(prefix, count)
     space = client.namespace(NamespaceSpec(model=model))
-    return set(client.put(space, hashes, contents(hashes), wait_s=20, **options).outcomes)
+    return set(client.put(space, hashes, contents(hashes), wait_s=60, **options).outcomes)
 
 
 def found(client, model, prefix, count):
@@ -40,11 +40,13 @@ def ctl(daemon, *arguments):
         "from kvstored_client.ctl import main; main()",
         "--address",
         daemon.address,
+        "--timeout",
+        "60",
         *arguments,
         "-o",
         "json",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -44,7 +44,7 @@ def put(daemon, made, tokens):
         hashes = namespace.chain(tokens)
         buffers = [hash_ * (BLOCK_BYTES // 32) for hash_ in hashes]
         for _ in range(20):  # room comes as fast as NVMe writes
-            done = client.put(namespace, hashes, buffers, wait_s=5.0)
+            done = client.put(namespace, hashes, buffers, wait_s=60.0)
             if not done.refused:
                 break
         assert not done.refused
@@ -53,7 +53,7 @@ def put(daemon, made, tokens):
 
 def explained(capsys, *arguments):
     with pytest.raises(SystemExit) as stopped:
-        ctl.main(["explain", *arguments, "--json"])
+        ctl.main(["explain", *arguments, "--json", "--timeout", "60"])
     return int(stopped.value.code or 0), json.loads(capsys.readouterr().out)
 
 

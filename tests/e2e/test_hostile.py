@@ -10,6 +10,7 @@ import random
 import signal
 import socket
 import threading
+import time
 
 import pytest
 from kvstored_proto import frames
@@ -18,6 +19,7 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.catalog.leases import ADMIN_SESSIONS
 from kvstored.testing.daemon_process import DaemonProcess, status
+from kvstored.testing.waiting import PATIENCE_S
 from tests.e2e.checks import BLOCK_BYTES, NOBODY, Bystander, Level, check_balance, dies_of, fill, in_fork, rss_bytes
 from tests.e2e.raw_client import (
     HIT,
@@ -60,7 +62,7 @@ def daemon():
 @pytest.fixture(scope="module", autouse=True)
 def silent(daemon):
     """Connects first and says nothing; the last test looks what became of it."""
-    with RawClient(daemon.session_socket, open_session=False, timeout_s=30) as client:
+    with RawClient(daemon.session_socket, open_session=False) as client:
         yield client
 
 
@@ -402,11 +404,15 @@ def test_staging_altered_during_a_commit_never_makes_a_block_that_differs_from_i
         scribbler = threading.Thread(target=_scribble, args=(client.staging, stop))
         scribbler.start()
         try:
-            torn = sum(_put_and_count_torn(client, size, count, number) for number in range(12))
+            torn = rounds = 0
+            end_s = time.monotonic() + PATIENCE_S
+            while rounds < 12 or not torn:  # before a block was altered during its copy nothing is shown
+                assert time.monotonic() < end_s, f"no block was altered during its copy in {rounds} rounds"
+                torn += _put_and_count_torn(client, size, count, rounds)
+                rounds += 1
         finally:
             stop.set()
             scribbler.join()
-    assert torn, "no block was altered during its copy: nothing was shown"
 
 
 def _scribble(staging, stop):
@@ -420,7 +426,7 @@ def _scribble(staging, stop):
 def _put_and_count_torn(client, size, count, number):
     namespace = client.namespace("torn")
     hashes = hashes_of(f"torn {number}", count)
-    reserved = client.reserve(namespace, hashes, size, wait_s=5)
+    reserved = client.reserve(namespace, hashes, size, wait_s=60)
     indices = [i for i, outcome in enumerate(reserved.outcomes) if outcome == RESERVED]
     if not indices:
         return 0
@@ -459,7 +465,7 @@ def test_reservations_that_are_never_committed_are_capped(daemon, level):
     with attacker(daemon) as client:
         namespace = client.namespace("hoard")
         for number in range(client.opened.limits.max_reservations):
-            assert client.reserve(namespace, hashes_of(f"small {number}", 1), 1, wait_s=5).reservation_id
+            assert client.reserve(namespace, hashes_of(f"small {number}", 1), 1, wait_s=60).reservation_id
         with pytest.raises(Refused, match="8: "):
             client.reserve(namespace, hashes_of("one more", 1), 1)
 

@@ -67,18 +67,21 @@ def lease_everything(client, namespace, chains):
         client.release([lease.lease_id for lease in reply.leases])
 
 
-def put_until_it_has(daemon, client, namespace, tenant, wanted_bytes=DRAM_BYTES // 2 + MIB):
+def put_until_it_has(daemon, client, namespace, tenant, wanted_bytes=DRAM_BYTES // 2 + MIB, holder=None):
     """Put until the tenant's blocks fill so much of DRAM: the room must come, whoever had it before.
 
-    More than was free, and not all: with a lower tier the mover empties DRAM again at its watermarks.
+    More than was free, and not all: with a lower tier the mover empties DRAM again at its watermarks. The holder
+    answers meanwhile: who does not let go of a segment in time is ended.
     """
     rounds = iter(range(10_000))
 
     def grown():
+        if holder is not None:
+            assert holder.drain_quietly()
         fill(client, namespace, f"grow {next(rounds)}", 16 * BLOCK_BYTES, wait_s=0.5)
         return dram_bytes(daemon, tenant) >= wanted_bytes
 
-    eventually(grown, f"tenant {tenant} has {wanted_bytes} bytes", 30)
+    eventually(grown, f"tenant {tenant} has {wanted_bytes} bytes")
 
 
 def watch_mappings(descriptors, own_hashes, pipe):
@@ -187,8 +190,8 @@ def test_leases_on_the_oldest_segment_do_not_keep_the_next_tenant_out(daemon):
         namespace = holder.namespace()
         chains = fill(holder, namespace, "a", DRAM_BYTES // 2)
         fill(holder, namespace, "later", DRAM_BYTES // 2)
-        held = holder.get(namespace, chains[0][0][:1], wait_s=10)
-        put_until_it_has(daemon, second, second.namespace(), "b")
+        held = holder.get(namespace, chains[0][0][:1], wait_s=60)
+        put_until_it_has(daemon, second, second.namespace(), "b", holder=holder)
         block = blocks_of(held.leases[0])[0]
         assert holder.bytes_of(block) == payload(chains[0][0][0], BLOCK_BYTES)
 

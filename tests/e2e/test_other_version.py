@@ -30,10 +30,10 @@ def names(prefix):
 
 
 def put(daemon, prefix, durability):
-    with Client(daemon.address, timeout_s=30) as client:
+    with Client(daemon.address) as client:
         blocks = [(name * BLOCK)[:BLOCK] for name in names(prefix)]
         result = client.put(
-            client.namespace(NamespaceSpec(model="m")), names(prefix), blocks, wait_s=20, durability=durability
+            client.namespace(NamespaceSpec(model="m")), names(prefix), blocks, wait_s=60, durability=durability
         )
         assert set(result.outcomes) == {Outcome.HIT}
 
@@ -41,8 +41,8 @@ def put(daemon, prefix, durability):
 def there(daemon, prefix):
     """How many of the blocks are served, each compared with what was put."""
     with (
-        Client(daemon.address, timeout_s=30) as client,
-        client.get(client.namespace(NamespaceSpec(model="m")), names(prefix), wait_s=20) as blocks,
+        Client(daemon.address) as client,
+        client.get(client.namespace(NamespaceSpec(model="m")), names(prefix), wait_s=60) as blocks,
     ):
         for name, view in zip(names(prefix), blocks, strict=False):
             assert bytes(view) == (name * BLOCK)[:BLOCK]

@@ -16,7 +16,7 @@ from tests.old_code import extract
 # Code that has tenants, ends, epochs and purges; and the newest that has none of them.
 WITH_TENANCY, BEFORE_TENANCY = "653fc48", "c5744b3"
 SPEC, BUMPED, PURGED = (NamespaceSpec(model=model) for model in ("m", "bumped", "purged"))
-SHORT_S = 3.0
+SHORT_S = 5.0
 
 
 class SameStateDaemon(KeptDaemon):
@@ -38,7 +38,7 @@ def restart_as(daemon, source):
 
 
 def client_of(daemon, **settings):
-    return Client(daemon.address, timeout_s=30, connect_timeout_s=30, **settings)
+    return Client(daemon.address, **settings)
 
 
 def call(client, operation, request, reply):
@@ -47,11 +47,11 @@ def call(client, operation, request, reply):
 
 def put(client, spec, prefix, count=8, **terms):
     hashes = names(prefix, count)
-    done = client.put(client.namespace(spec), hashes, contents(hashes), wait_s=20, **terms)
+    done = client.put(client.namespace(spec), hashes, contents(hashes), wait_s=60, **terms)
     assert set(done.outcomes) == {Outcome.HIT}
 
 
-def count(client, spec, prefix, wait_s=20.0):
+def count(client, spec, prefix, wait_s=60.0):
     return found(client, spec, names(prefix, 8), wait_s)
 
 
@@ -82,7 +82,12 @@ def leave(daemon, name):
         put(client, PURGED, f"{name}-a", durability="nvme")
         receipt = purge(client, "purged")
     on_file = daemon.directory / "state" / "purges.json"  # the other version says so before it is there
-    eventually(lambda: receipt in on_file.read_text() and 'ing"' not in on_file.read_text(), "the receipt is on file")
+
+    def on_record():
+        text = on_file.read_text() if on_file.exists() else ""
+        return receipt in text and 'ing"' not in text
+
+    eventually(on_record, "the receipt is on file")
     return name, token, receipt, time.monotonic() + SHORT_S
 
 

@@ -16,6 +16,7 @@ from tests.e2e.raw_client import eventually
 
 BLOCK_BYTES = 4096
 DRAM_BYTES = 8 << 20
+PATIENT = {"timeout_s": 60.0, "connect_timeout_s": 60.0}  # of clients in other processes
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +33,13 @@ def daemon():
 
 @pytest.fixture
 def client(daemon):
-    with Client(daemon.address, timeout_s=20.0) as made:
+    with Client(daemon.address) as made:
         yield made
 
 
 @pytest.fixture
 def other(daemon):
-    with Client(daemon.address, timeout_s=20.0) as made:
+    with Client(daemon.address) as made:
         yield made
 
 
@@ -101,7 +102,7 @@ def test_what_one_client_releases_makes_room_for_anothers_put(client, other):
 
 def hold_and_die(address, group_id, hashes, released):
     """In another process: a member of a group is killed, with a lease or just after its release."""
-    worker = Client(address, join_group=group_id)
+    worker = Client(address, join_group=group_id, **PATIENT)
     blocks = worker.get(worker.namespace(NamespaceSpec(model="group", block_tokens=1)), hashes)
     assert len(blocks) == 3
     if released:
@@ -121,7 +122,7 @@ def test_what_a_killed_worker_had_released_does_not_stay_with_its_group(daemon, 
 
 def release_in_a_fork(address):
     """In another process: its fork ends a hold that is the parent's."""
-    with Client(address, timeout_s=20.0) as client:
+    with Client(address, **PATIENT) as client:
         blocks = client.get(*stored(client, "fork", 3))
         pid = os.fork()
         if not pid:
@@ -141,12 +142,12 @@ def in_fresh_process(work, *args):
     """Exit status. Fresh, since a fork of this one would have the locks of gRPC's threads but not the threads."""
     process = multiprocessing.get_context("spawn").Process(target=work, args=args)
     process.start()
-    process.join(60)
+    process.join(100)
     return process.exitcode
 
 
 def test_a_page_comes_with_each_new_session(release_frames):
-    with DaemonProcess({"dram.capacity_bytes": "8MiB"}) as daemon, Client(daemon.address, timeout_s=20.0) as client:
+    with DaemonProcess({"dram.capacity_bytes": "8MiB"}) as daemon, Client(daemon.address) as client:
         old = client.get(*stored(client, "a", 1))
         daemon.restart()
         eventually(client.status, "the client reconnects")
@@ -160,7 +161,7 @@ def test_a_page_comes_with_each_new_session(release_frames):
 
 def test_the_asyncio_client_releases_through_its_page(daemon, release_frames):
     async def run():
-        async with AsyncClient(daemon.address, timeout_s=20.0) as client:
+        async with AsyncClient(daemon.address) as client:
             namespace = client.namespace(NamespaceSpec(model="aio", block_tokens=1))
             await client.open(namespace)
             hashes = namespace.chain(range(4))

@@ -38,7 +38,7 @@ def daemon(request, driver):
 
 @pytest.fixture
 def client(daemon):
-    with Client(daemon.address, staging_bytes=4 << 20, timeout_s=20.0, connect_timeout_s=20.0) as made:
+    with Client(daemon.address, staging_bytes=4 << 20) as made:
         yield made
 
 
@@ -67,7 +67,7 @@ class TestCudaIpcInALoop(PagedContract, LayersContract, EarlyLayersContract):
     def transfers(self, daemon, client, driver, request):
         namespace = client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.nodeid))
         loop, made = LoopThread(), []
-        mover = loop.client(daemon.address, timeout_s=20.0, connect_timeout_s=20.0)
+        mover = loop.client(daemon.address)
 
         def make(arrays, axis):
             made.append(InLoopOnDevice(loop, mover, client, namespace, arrays_on(driver, arrays), axis))
@@ -159,9 +159,9 @@ def test_a_prefix_of_several_calls_and_pieces(client, driver):
     namespace = client.namespace(NamespaceSpec(model="long"))
     with client.register(PagedKV(arrays, 1)) as transfers:
         ids = np.random.default_rng(24).permutation(10000)[:9000]
-        assert transfers.store(namespace, hashes_of(23, 9000), ids, wait_s=20.0).stored == 9000, transfers.reason
+        assert transfers.store(namespace, hashes_of(23, 9000), ids, wait_s=60.0).stored == 9000, transfers.reason
         before = arrays[0].read().copy()
-        assert transfers.load(namespace, hashes_of(23, 9000), ids[::-1], wait_s=5.0) == 9000, transfers.reason
+        assert transfers.load(namespace, hashes_of(23, 9000), ids[::-1], wait_s=60.0) == 9000, transfers.reason
         assert (arrays[0].read()[:, ids[::-1]] == before[:, ids]).all()
     arrays[0].free()
 
@@ -174,7 +174,7 @@ def test_a_prefix_that_dram_cannot_hold_is_loaded_from_nvme_in_one_call(driver):
     settings = {"dram.capacity_bytes": "96MiB", "nvme.capacity_bytes": "512MiB", "nvme.extent_bytes": "32MiB"}
     with (
         DaemonProcess(settings, nvme=True) as daemon,
-        Client(daemon.address, timeout_s=30.0, connect_timeout_s=20.0) as client,
+        Client(daemon.address) as client,
     ):
         namespace, hashes = client.namespace(NamespaceSpec(model="nvme")), hashes_of(7, blocks)
         with client.register(PagedKV(array)) as transfers:
@@ -182,10 +182,10 @@ def test_a_prefix_that_dram_cannot_hold_is_loaded_from_nvme_in_one_call(driver):
                 chain = hashes[start : start + 400]
                 parent = hashes[start - 1] if start else b""
                 result = transfers.store(
-                    namespace, chain, range(start, start + 400), parent, wait_s=20.0, durability="nvme"
+                    namespace, chain, range(start, start + 400), parent, wait_s=60.0, durability="nvme"
                 )
                 assert (result.stored, result.durable) == (400, 400), (result, transfers.reason)
             array.write(np.zeros((blocks, size), np.uint8))
-            assert transfers.load(namespace, hashes, range(blocks)[::-1], wait_s=20.0) == blocks, transfers.reason
+            assert transfers.load(namespace, hashes, range(blocks)[::-1], wait_s=60.0) == blocks, transfers.reason
             assert (array.read()[::-1] == before).all()
     array.free()

@@ -19,7 +19,7 @@ def daemon():
 
 @pytest.fixture
 def client(daemon):
-    with Client(f"grpc:{daemon.grpc_target}", timeout_s=20.0, connect_timeout_s=20.0) as made:
+    with Client(f"grpc:{daemon.grpc_target}") as made:
         yield made
 
 
@@ -46,7 +46,7 @@ class TestInlineInALoop(PagedContract, LayersContract):
     def transfers(self, daemon, client, request):
         namespace = client.namespace(NamespaceSpec(model="paged", block_tokens=16, extra=request.node.nodeid))
         loop = LoopThread()
-        mover = loop.client(f"grpc:{daemon.grpc_target}", timeout_s=20.0, connect_timeout_s=20.0)
+        mover = loop.client(f"grpc:{daemon.grpc_target}")
         yield lambda arrays, axis: InLoop(
             loop, mover, client, namespace, [array.copy(order="K") for array in arrays], axis
         )
@@ -83,7 +83,7 @@ def test_of_several_namespaces_what_all_have_comes(client):
 
 async def test_the_same_in_asyncio(daemon):
     arrays = arrays_of(SHAPES["kv first"], 22)
-    async with AsyncClient(f"grpc:{daemon.grpc_target}", timeout_s=20.0) as client:
+    async with AsyncClient(f"grpc:{daemon.grpc_target}") as client:
         namespace, transfers = client.namespace(NamespaceSpec(model="aio")), client.register(PagedKV(arrays, 1))
         assert (await transfers.store(namespace, hashes_of(22, 5), [4, 3, 2, 1, 0])).stored == 5
         assert await transfers.load(namespace, hashes_of(22, 5), range(10, 15)) == 5
@@ -93,8 +93,12 @@ async def test_the_same_in_asyncio(daemon):
 
 
 def test_a_session_is_made_anew_after_the_daemon_restarts():
-    with DaemonProcess({"dram.capacity_bytes": "64MiB"}) as daemon:
-        with Client(f"grpc:{daemon.grpc_target}", timeout_s=5.0, connect_timeout_s=5.0) as client:
+    settings = {
+        "dram.capacity_bytes": "64MiB",
+        "server.idle_timeout_s": "3600",
+    }  # so that it is not idleness that ends it
+    with DaemonProcess(settings) as daemon:
+        with Client(f"grpc:{daemon.grpc_target}") as client:
             namespace = client.namespace(NamespaceSpec(model="again"))
             assert client.put(namespace, hashes_of(3, 1), b"x" * 100).stored == 1
             daemon.restart()
@@ -102,16 +106,12 @@ def test_a_session_is_made_anew_after_the_daemon_restarts():
             def works():
                 return client.put(namespace, hashes_of(4, 1), b"y" * 100).outcomes == [Outcome.HIT]
 
-            eventually(works, "it works again", 20.0)
+            eventually(works, "it works again")
             assert client.stats.reconnects >= 1
             sessions = [each.transport for each in client.status().sessions]
             assert sessions.count("grpc") == 1
         with Client(daemon.address) as other:
-            eventually(
-                lambda: not [s for s in other.status().sessions if s.transport == "grpc"],
-                "it ends with the client",
-                5.0,
-            )
+            eventually(lambda: "grpc" not in {s.transport for s in other.status().sessions}, "it ends with the client")
 
 
 def test_without_a_daemon_it_is_a_miss(tmp_path):

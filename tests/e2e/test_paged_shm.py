@@ -20,7 +20,7 @@ def daemon():
 
 @pytest.fixture
 def client(daemon):
-    with Client(daemon.address, staging_bytes=4 << 20, timeout_s=20.0) as made:
+    with Client(daemon.address, staging_bytes=4 << 20) as made:
         yield made
 
 
@@ -41,7 +41,7 @@ class TestSharedMemoryInALoop(PagedContract, LayersContract, EarlyLayersContract
     @pytest.fixture
     def transfers(self, daemon, client, namespace):
         loop = LoopThread()
-        mover = loop.client(daemon.address, staging_bytes=4 << 20, timeout_s=20.0)
+        mover = loop.client(daemon.address, staging_bytes=4 << 20)
         yield lambda arrays, axis: InLoop(
             loop, mover, client, namespace, [array.copy(order="K") for array in arrays], axis
         )
@@ -93,10 +93,10 @@ async def test_the_same_in_asyncio(daemon):
 
 def test_a_prefix_larger_than_the_ring_and_a_call(daemon):
     arrays = [np.random.default_rng(23).integers(0, 256, (2, 3000, 4096), np.uint8)]
-    with Client(daemon.address, staging_bytes=1 << 20, timeout_s=30.0) as client:
+    with Client(daemon.address, staging_bytes=1 << 20) as client:
         namespace, transfers = client.namespace(SPEC), client.register(PagedKV(arrays, 1))
         ids = np.random.default_rng(24).permutation(3000)[:2500]
-        assert transfers.store(namespace, hashes_of(23, 2500), ids, wait_s=20.0).stored == 2500
+        assert transfers.store(namespace, hashes_of(23, 2500), ids, wait_s=60.0).stored == 2500
         before = arrays[0].copy()
         assert transfers.load(namespace, hashes_of(23, 2500), ids[::-1]) == 2500
         assert (arrays[0][:, ids[::-1]] == before[:, ids]).all()

@@ -30,7 +30,7 @@ def test_what_is_stored_is_what_numpy_takes(driver, monkeypatch, version):
     monkeypatch.setenv("FAKECUDA_DRIVER", str(version))
     monkeypatch.setenv("FAKECUDA_STRICT", "1")
     settings = {"dram.capacity_bytes": "256MiB"}
-    with DaemonProcess(settings) as daemon, Client(daemon.address, timeout_s=20.0, connect_timeout_s=20.0) as client:
+    with DaemonProcess(settings) as daemon, Client(daemon.address) as client:
         for case in range(CASES):
             rng = np.random.default_rng(1000 * version + case)
             blocks, count = int(rng.integers(8, 40)), int(rng.integers(1, 5))

@@ -34,7 +34,7 @@ def daemon(tmp_path):
 
 
 def connected(daemon, **settings):
-    return Client(daemon.address, timeout_s=30, **settings)
+    return Client(daemon.address, **settings)
 
 
 def call(client, operation, request, reply):
@@ -66,7 +66,7 @@ def until(condition):
 def put(client, prefix, count=4):
     hashes = [f"{prefix}-{number:04}".encode().ljust(16, b".") for number in range(count)]
     blocks = [(name * BLOCK)[:BLOCK] for name in hashes]
-    result = client.put(client.namespace(NamespaceSpec(model="m")), hashes, blocks, wait_s=20, durability="nvme")
+    result = client.put(client.namespace(NamespaceSpec(model="m")), hashes, blocks, wait_s=60, durability="nvme")
     assert set(result.outcomes) == {Outcome.HIT}
     return hashes
 
@@ -127,7 +127,7 @@ def test_a_token_is_rotated_under_a_client_that_goes_on(daemon, tmp_path, monkey
 
     def run(*arguments):
         with pytest.raises(SystemExit) as ended:
-            ctl.main(arguments)
+            ctl.main([*arguments, "--timeout", "60"])
         assert not ended.value.code
 
     run("tenant", "add", "live")

@@ -15,6 +15,7 @@ BLOCK, BLOCKS, CHAINS, REQUESTS = 4096, 512, 30, 150
 
 def ctl(daemon, *arguments):
     command = [sys.executable, "-c", "from kvstored_client.ctl import main; main()", "--address", daemon.address]
+    command += ["--timeout", "60"]
     done = subprocess.run([*command, "-o", "json", *map(str, arguments)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -50,7 +51,7 @@ def test_a_recorded_run_is_simulated_with_the_daemons_own_hits(tmp_path, evictio
     with DaemonProcess(settings) as daemon:
         path = ctl(daemon, "trace", "start")["path"]
         assert ctl(daemon, "trace", "status")["active"] is True
-        with Client(daemon.address, timeout_s=30) as client:
+        with Client(daemon.address) as client:
             asked, found = drive(client, random.Random(5))
         ended = ctl(daemon, "trace", "stop")
         assert (ended["active"], ended["dropped_calls"], ended["path"]) == (False, 0, path)

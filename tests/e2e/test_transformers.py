@@ -19,6 +19,7 @@ from kvstored.testing.daemon_process import DaemonProcess  # noqa: E402
 SETTINGS = {"dram.capacity_bytes": "64MiB", "dram.segment_bytes": "8MiB"}
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 PREFIX_TOKENS = 256
+PATIENT = {"timeout_s": 60.0, "connect_timeout_s": 60.0}  # of clients in other processes
 
 
 def tiny_llama(dtype=torch.float32):
@@ -45,7 +46,7 @@ def prompt(question):
 def engine_process(address, question):
     """Answer one question in a process of its own."""
     command = [sys.executable, __file__, address, str(question)]
-    return json.loads(subprocess.run(command, capture_output=True, check=True, text=True, timeout=100).stdout)
+    return json.loads(subprocess.run(command, capture_output=True, check=True, text=True, timeout=280).stdout)
 
 
 @pytest.fixture
@@ -54,6 +55,7 @@ def daemon(tmp_path):
         yield process
 
 
+@pytest.mark.timeout(600)
 def test_a_fresh_process_reuses_what_another_one_read(daemon):
     model = tiny_llama()
     first, second = engine_process(daemon.address, 1), engine_process(daemon.address, 2)
@@ -129,7 +131,7 @@ def test_generation_goes_on_while_the_daemon_dies_and_comes_back(daemon):
 
 def _answer(address, question):
     model = tiny_llama()
-    with Client(address) as client:
+    with Client(address, **PATIENT) as client:
         store = PrefixStore(client, model, block_tokens=64)
         tokens = store.generate(prompt(question), **GREEDY).tolist()
         print(json.dumps({"tokens": tokens, "reused_tokens": store.stats.reused_tokens}))

@@ -23,11 +23,11 @@ def daemon(tmp_path):
 
 def put(client, prefix, count, **terms):
     hashes = names(prefix, count)
-    done = client.put(client.namespace(SPEC), hashes, contents(hashes), wait_s=20, **terms)
+    done = client.put(client.namespace(SPEC), hashes, contents(hashes), wait_s=60, **terms)
     assert set(done.outcomes) == {Outcome.HIT}
 
 
-def found(client, prefix, count, wait_s=20.0):
+def found(client, prefix, count, wait_s=60.0):
     return kept_blocks.found(client, SPEC, names(prefix, count), wait_s)
 
 
@@ -37,29 +37,29 @@ def test_a_ttl_of_a_put_and_of_a_namespace_and_one_that_slides(daemon):
         put(client, "long", 4, ttl_s=3600)
         short = client.namespace(SPEC, ttl_s=1.0)
         client.put(short, names("by-handle", 2), [bytes(BLOCK)] * 2)
-        put(client, "slides", 1, ttl_s=2.0, sliding=True)
-        end_s = time.monotonic() + 5.0
+        put(client, "slides", 1, ttl_s=4.0, sliding=True)
+        end_s = time.monotonic() + 6.0
         while time.monotonic() < end_s:
             assert found(client, "slides", 1) == 1
             time.sleep(0.2)
         assert found(client, "short", 4, 0.0) == 0
         assert client.contains(client.namespace(SPEC), names("by-handle", 2)) == [Outcome.MISS] * 2
         assert found(client, "long", 4) == 4
-        eventually(lambda: not found(client, "slides", 1) or time.sleep(2.5), "what is not used ends")
+        eventually(lambda: not found(client, "slides", 1) or time.sleep(4.5), "what is not used ends")
         eventually(lambda: status(daemon.session_socket).tiers[0].blocks == 4, "the room comes back")
 
 
 @pytest.mark.parametrize("durability", ["memory", "nvme"])
 def test_ends_count_over_kill_9_and_a_block_that_is_put_again_lasts(daemon, durability):
     with client_of(daemon) as client:
-        put(client, "short", 8, ttl_s=2.0, durability=durability)
+        put(client, "short", 8, ttl_s=5.0, durability=durability)
         put(client, "long", 8, ttl_s=3600, durability=durability)
         began_s = time.monotonic()
     daemon.kill()
     daemon.start()
     with client_of(daemon) as client:
         assert found(client, "long", 8) == 8
-        time.sleep(max(0.0, began_s + 2.0 - time.monotonic()))
+        time.sleep(max(0.0, began_s + 5.0 - time.monotonic()))
         assert found(client, "short", 8, 0.0) == 0
         put(client, "short", 4, durability=durability)
     daemon.kill()

@@ -8,6 +8,7 @@ from kvstored_client import Client, NamespaceSpec, Outcome
 
 from kvstored.testing.daemon_process import status
 from kvstored.testing.kept_daemon import KeptDaemon
+from tests.e2e.raw_client import eventually
 
 SPEC = NamespaceSpec(model="m")
 BLOCK = 64 << 10
@@ -28,7 +29,7 @@ def daemon(tmp_path):
 
 
 def client_of(daemon, **settings):
-    return Client(daemon.address, timeout_s=30, connect_timeout_s=30, **settings)
+    return Client(daemon.address, **settings)
 
 
 def names(prefix, count):
@@ -41,11 +42,11 @@ def block(name):
 
 def put(client, prefix, count):
     hashes = names(prefix, count)
-    stored = client.put(client.namespace(SPEC), hashes, [block(name) for name in hashes], wait_s=20)
+    stored = client.put(client.namespace(SPEC), hashes, [block(name) for name in hashes], wait_s=60)
     return stored.outcomes
 
 
-def read(client, prefix, count, wait_s=20.0):
+def read(client, prefix, count, wait_s=60.0):
     """The leading blocks, checked."""
     hashes = names(prefix, count)
     with client.get(client.namespace(SPEC), hashes, wait_s=wait_s) as blocks:
@@ -57,11 +58,12 @@ def read(client, prefix, count, wait_s=20.0):
 
 def reconnect(client):
     """The first calls after a restart fail or miss: until one is answered."""
-    for _ in range(200):
+
+    def connected():
         client.contains(client.namespace(SPEC), names("any", 1))
-        if client.connected:
-            return
-    raise AssertionError("not connected again")
+        return client.connected
+
+    eventually(connected, "it is connected again")
 
 
 def crash(daemon):
@@ -75,7 +77,7 @@ def test_after_kill_9_every_committed_block_is_served_again(daemon):
         for _ in range(2):
             crash(daemon)
             reconnect(client)
-            assert read(client, "a", 40, wait_s=0.0) == 40
+            assert read(client, "a", 40) == 40
         counters = status(daemon.session_socket).counters
         assert (counters["dram_adopted_blocks"], counters["corrupt_blocks"], counters["put_blocks"]) == (40, 0, 0)
 
@@ -141,7 +143,7 @@ def test_a_view_stays_as_it_was_while_new_blocks_fill_the_tier_and_is_held_again
 READER = """
 import sys
 from kvstored_client import Client, NamespaceSpec
-client = Client(sys.argv[1], timeout_s=30, connect_timeout_s=30)
+client = Client(sys.argv[1], timeout_s=60, connect_timeout_s=60)
 hashes = [f"a-{number:04}".encode().ljust(16, b".") for number in range(32)]
 blocks = client.get(client.namespace(NamespaceSpec(model="m")), hashes)
 print(len(blocks), flush=True)
@@ -162,8 +164,7 @@ def test_what_a_process_held_is_free_when_it_is_gone(daemon):
         finally:
             reader.kill()
             reader.communicate()
-        while status(daemon.session_socket).counters["quarantined_leases"]:
-            pass  # it looks every second
+        eventually(lambda: not status(daemon.session_socket).counters["quarantined_leases"], "it looks every second")
         reconnect(client)
         assert read(client, "a", 32) == 32
 

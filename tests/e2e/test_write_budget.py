@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def daemon(tmp_path):
 
 
 def open_client(daemon):
-    return Client(daemon.address, staging_bytes=16 << 20, timeout_s=20.0)
+    return Client(daemon.address, staging_bytes=16 << 20)
 
 
 def data_of(name, blocks):
@@ -41,18 +42,22 @@ def data_of(name, blocks):
 def wear(daemon):
     run = [sys.executable, "-c", "from kvstored_client.ctl import main; main()"]
     done = subprocess.run(
-        [*run, "--address", daemon.address, "wear", "-o", "json"], capture_output=True, text=True, check=True
+        [*run, "--address", daemon.address, "--timeout", "60", "wear", "-o", "json"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     (path,) = json.loads(done.stdout)["paths"]
     return path
 
 
 def put_all(client, namespace, hashes, data):
-    result = client.put(namespace, hashes, data, wait_s=5.0)
+    result = client.put(namespace, hashes, data, wait_s=60.0)
     assert result.refused == 0
 
 
 def test_over_budget_stores_are_shed_loads_go_on_and_the_account_outlasts_a_kill(daemon):
+    began = time.gmtime().tm_yday
     with open_client(daemon) as client:
         namespace = client.namespace(SPEC)
         early, first = namespace.chain(range(40)), data_of("early", 40)
@@ -68,12 +73,12 @@ def test_over_budget_stores_are_shed_loads_go_on_and_the_account_outlasts_a_kill
         assert before["endurance_bytes"] == 10**12
         # What was written before the budget ran short is still served.
         copy = np.zeros_like(first)
-        assert client.get_into(namespace, early, copy, wait_s=10.0) == 40
+        assert client.get_into(namespace, early, copy, wait_s=60.0) == 40
         assert (copy == first).all()
         assert client.status().counters["promoted_blocks"] >= 40
         # A promise of durability is kept, whatever it costs.
         kept, durable = namespace.chain(range(5000, 5300)), data_of("durable", 300)
-        assert client.put(namespace, kept, durable, durability="nvme").durable == 300
+        assert client.put(namespace, kept, durable, durability="nvme", wait_s=60.0).durable == 300
         overdrawn = wear(daemon)
         assert overdrawn["budget_left_bytes"] < 0
         counters = client.status().counters
@@ -81,7 +86,9 @@ def test_over_budget_stores_are_shed_loads_go_on_and_the_account_outlasts_a_kill
             0,
             True,
         )
-        assert overdrawn["today_bytes"] >= before["total_bytes"] + 300 * BLOCK_BYTES
+        written = before["total_bytes"] + 300 * BLOCK_BYTES
+        assert overdrawn["total_bytes"] >= written
+        assert overdrawn["today_bytes"] >= written or time.gmtime().tm_yday != began, "a day may have ended"
         daemon.kill()
     daemon.start()
     killed = wear(daemon)
@@ -89,7 +96,7 @@ def test_over_budget_stores_are_shed_loads_go_on_and_the_account_outlasts_a_kill
     assert killed["budget_left_bytes"] < 0, "a restart refills nothing"
     with open_client(daemon) as client:
         copy = np.zeros_like(durable)
-        assert client.get_into(client.namespace(SPEC), kept, copy, wait_s=10.0) == 300
+        assert client.get_into(client.namespace(SPEC), kept, copy, wait_s=60.0) == 300
         assert (copy == durable).all()
     daemon.restart()
     assert killed["total_bytes"] <= wear(daemon)["total_bytes"] <= killed["total_bytes"] + MIB

@@ -41,7 +41,8 @@ def filled_daemon(model, alone):
 
 def store(daemon, **settings):
     """The connector's settings; it is patient, since others may use the CPUs: what is late is computed, and no hit."""
-    return {"address": daemon.address, "timeout_s": 10.0, "lookup_wait_s": 20.0, **settings}
+    limits = dict.fromkeys(("timeout_s", "lookup_wait_s", "load_timeout_s", "save_wait_s"), 60.0)
+    return {"address": daemon.address, **limits, **settings}
 
 
 def filled(model, daemon, expected):

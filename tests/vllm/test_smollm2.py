@@ -9,7 +9,7 @@ import pytest
 
 from kvstored.testing.daemon_process import DaemonProcess
 from kvstored.testing.vllm_process import VLLMProcess as Engine
-from tests.vllm.test_engine import NVME, SETTINGS
+from tests.vllm.test_engine import NVME, SETTINGS, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -32,7 +32,7 @@ def test_a_real_model(model):
     with Engine(model, engine=ENGINE) as alone:
         expected = alone.generate(PROMPTS)["outputs"]
     with DaemonProcess({**SETTINGS, **NVME}, nvme=True) as daemon:
-        stored = {"address": daemon.address, "lookup_wait_s": 20.0}
+        stored = store(daemon)
         with Engine(model, engine=ENGINE, kvstored=stored) as engine:
             cold = engine.generate(PROMPTS)
             assert (cold["outputs"], cold["cached"]) == (expected, [0, 0])

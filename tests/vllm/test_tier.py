@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def tiered(daemon, **tier):
     """An engine's options."""
     second = {"type": "KVStoredTier", "module_path": "kvstored_client.engines.vllm.tier", "address": daemon.address}
-    second["model_version"] = "tiny"
+    second |= {"model_version": "tiny", "timeout_s": 60.0}
     return {
         "kv_connector": "OffloadingConnector",
         "kv_connector_extra_config": {
