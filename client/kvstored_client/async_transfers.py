@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstored_client.async_layers import AsyncLoading, AsyncStoring
+from kvstored_client.effects import Work
 from kvstored_client.layers import Came, NotStored, Range
+from kvstored_client.loop import in_thread
 from kvstored_client.namespace import Namespace
+from kvstored_client.own_loads import LONG_WORK
 from kvstored_client.paged import PagedKV
 from kvstored_client.registered import Registered
 from kvstored_client.results import PutResult
@@ -99,5 +102,9 @@ class AsyncPagedTransfers(Registered):
     async def close(self) -> None:
         """See `PagedTransfers.close`."""
         verb = self.close_verb()
-        if verb is not None:
-            await self._driver.data(verb, None)
+        try:
+            if verb is not None:
+                await self._driver.data(verb, None)
+        finally:
+            if self._copying:
+                await in_thread(Work(self.stop_copies, LONG_WORK))

@@ -178,7 +178,7 @@ class LoopDriver:
         if isinstance(effect, Work):
             if effect.size_bytes <= INLINE_WORK_BYTES:
                 return effect.action()
-            return await _in_thread(effect)
+            return await in_thread(effect)
         if isinstance(effect, Connect):
             return self.core.current() or await self.connect()
         return await (_whole(effect.seconds) if effect.whole else asyncio.sleep(effect.seconds))
@@ -214,7 +214,7 @@ class LoopDriver:
         return body
 
 
-async def _in_thread(work: Work) -> Any:
+async def in_thread(work: Work) -> Any:
     """Run it in a thread; it uses what the verb holds."""
     return await _to_its_end(asyncio.get_running_loop().run_in_executor(None, work.action))
 

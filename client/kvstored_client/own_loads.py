@@ -71,6 +71,7 @@ class LayerCopies:
         self._deadline = deadline
         self._layers, self._end = range(*layers), threading.Event()
         self._copied = self._count = 0
+        self._stopped = False
         self._failure: BaseException | None = None
 
     def begin(self) -> Verb[None]:
@@ -94,7 +95,7 @@ class LayerCopies:
             for layer in self._layers[1:]:
                 if not self._count:  # the hold ended
                     break
-                if self._deadline.passed():
+                if self._stopped or self._deadline.passed():
                     self._count = 0
                     break
                 self._copy(layer)
@@ -103,6 +104,11 @@ class LayerCopies:
         finally:
             self._blocks.release()
             self._end.set()
+
+    def stop(self) -> None:
+        """Copy no further layer, and come back when nothing copies any more."""
+        self._stopped = True
+        self._end.wait()
 
     def ended(self) -> bool:
         """See `LoadBegun`."""

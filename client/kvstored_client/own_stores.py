@@ -127,12 +127,20 @@ class LayerStaging:
         layers = self._copied
         return (len(self._indices), layers) if layers and self._indices else (0, 0)
 
+    def stop(self) -> None:
+        """Copy nothing more, and come back when nothing copies any more."""
+        self._give_notice()
+        self._end.wait()
+
+    def _give_notice(self) -> None:
+        with self._news:
+            self._stopped = True
+            self._news.notify_all()
+
     def finish(self, *, cancel: bool) -> Verb[PutResult]:
         """See `StoreBegun`."""
         if cancel:
-            with self._news:
-                self._stopped = True
-                self._news.notify_all()
+            self._give_notice()
         if not self._end.is_set():
             yield Work(self._end.wait, LONG_WORK)
         put, reservation = self._put, self._reservation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -16,7 +17,10 @@ from kvstored_client.errors import KVStoredClientError
 from kvstored_client.keys import Packed, pack
 from kvstored_client.layers import Came, How, LoadBegun, NotStored, Range, StoreBegun
 from kvstored_client.namespace import Namespace
+from kvstored_client.own_loads import LayerCopies
+from kvstored_client.own_stores import LayerStaging
 from kvstored_client.paged import CPU, PagedKV
+from kvstored_client.putting import Put
 from kvstored_client.results import PutResult
 from kvstored_client.terms import Terms, check_seconds
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from kvstored_client.device_verbs import DeviceMemory
 
 T = TypeVar("T")
+B = TypeVar("B")
 SHM: Final = "shm"
 INLINE: Final = "inline"
 CUDA_IPC: Final = "cuda_ipc"
@@ -37,6 +42,7 @@ class Registered:
         self._core = core
         self._closed = False
         self._failed_last = ""  # what the client did not do
+        self._copying: weakref.WeakSet[LayerCopies | LayerStaging] = weakref.WeakSet()  # in threads of their own
         self._device: DeviceMemory | None = None
         if kv.device != CPU:
             from kvstored_client.device_verbs import DeviceMemory
@@ -122,7 +128,8 @@ class Registered:
         connection = yield CONNECT
         if how.by_layer and connection.carrier is None:
             wait_s = how.deadline.left_s(wait_s)
-            return (yield from own_loads.by_layers(self._core, self.kv, namespace, hashes, ids, wait_s, how))
+            begun = yield from own_loads.by_layers(self._core, self.kv, namespace, hashes, ids, wait_s, how)
+            return self._begun(begun)
         return Came((yield from self._load(namespace, hashes, ids, wait_s, how)), end - first)
 
     def _by_daemon(self) -> Verb[bool]:
@@ -170,7 +177,7 @@ class Registered:
             return nothing(NotStored(0))
         chain = self._chain(namespace, hashes, block_ids, parent, terms, deadline_s)
         if self._device is None:
-            return own_stores.begin(chain.put(self._core, self.kv, wait_s), self.kv, chain.ids, self._given_up)
+            return self._begin_store(chain.put(self._core, self.kv, wait_s), chain)
         return self._start_store(chain, wait_s)
 
     def _start_store(self, chain: Chain, wait_s: float) -> Verb[StoreBegun]:
@@ -184,8 +191,15 @@ class Registered:
         except KVStoredClientError as error:
             core.failed_open(error)
             return NotStored(chain.hashes.length, error)
-        put = chain.put(core, self.kv, wait_s)
-        return (yield from own_stores.begin(put, self.kv, chain.ids, self._given_up))
+        return (yield from self._begin_store(chain.put(core, self.kv, wait_s), chain))
+
+    def _begin_store(self, put: Put, chain: Chain) -> Verb[StoreBegun]:
+        return self._begun((yield from own_stores.begin(put, self.kv, chain.ids, self._given_up)))
+
+    def _begun(self, begun: B) -> B:
+        if isinstance(begun, (LayerCopies, LayerStaging)):
+            self._copying.add(begun)
+        return begun
 
     def _chain(
         self,
@@ -208,6 +222,11 @@ class Registered:
         """A transfer that the client does itself was not done, or not all of it. In any thread."""
         self._core.stats.transfers_failed += 1
         self._failed_last = why
+
+    def stop_copies(self) -> None:
+        """For `close`: when this returns no thread of the client copies what was begun. Blocks."""
+        for copies in [] if self._core.forked else list(self._copying):  # a fork has no such threads
+            copies.stop()
 
     def close_verb(self) -> Verb[None] | None:
         """For `close`: what is to be said to the daemon, once."""

@@ -143,6 +143,7 @@ class PagedTransfers(Registered):
     def close(self) -> None:
         """End the registration: when this returns nothing copies, and the memory may be freed. Safe to call twice."""
         verb = self.close_verb()
+        self.stop_copies()
         if verb is not None:
             self._driver.data(verb, None)
 

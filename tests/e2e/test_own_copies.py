@@ -1,10 +1,22 @@
 """Paged transfers that the client copies itself: stores by layers in the staging ring, and deadlines."""
 
+import asyncio
 import gc
+import threading
 
 import numpy as np
 import pytest
-from kvstored_client import Client, NamespaceSpec, Outcome, PagedKV, Unavailable, deadline, own_loads, own_stores
+from kvstored_client import (
+    AsyncClient,
+    Client,
+    NamespaceSpec,
+    Outcome,
+    PagedKV,
+    Unavailable,
+    deadline,
+    own_loads,
+    own_stores,
+)
 from kvstored_client.paged import PagedPlace
 
 from kvstored.testing.contract_layers import eventually
@@ -235,3 +247,67 @@ def test_blocks_that_are_not_sent_inside_of_messages_by_the_deadline_are_not_sto
         assert transfers.reason == "its deadline has passed"
         found = [Outcome.HIT] * result.stored + [Outcome.MISS] * (16 - result.stored)
         assert result.outcomes == found == client.contains(namespace, hashes)
+
+
+@pytest.mark.parametrize("to_engine", [False, True])
+def test_when_a_registration_is_ended_no_thread_copies_any_more(engine, monkeypatch, to_engine):
+    hashes = hashes_of(1, 8)
+    assert engine.transfers.store(engine.namespace, hashes, range(8)).stored == 8
+    name, copying, go_on = "write" if to_engine else "read", threading.Event(), threading.Event()
+    real, began, ended = getattr(PagedPlace, name), [], []
+
+    def held(place, *arguments):
+        began.append(place)
+        if len(began) == 2 or not to_engine:  # the first layer of a load is there when it has begun
+            copying.set()
+            go_on.wait(60.0)
+        real(place, *arguments)
+        ended.append(place)
+
+    monkeypatch.setattr(PagedPlace, name, held)
+    if to_engine:
+        begun = engine.transfers.start_load(engine.namespace, hashes, range(8, 16), by_layer=True)
+    else:
+        begun = engine.transfers.start_store(engine.namespace, hashes_of(2, 8), range(8))
+        begun.ready(1)
+    assert copying.wait(60.0)
+    closing = threading.Thread(target=engine.transfers.close)
+    closing.start()
+    stopped = begun._begun
+    eventually(lambda: stopped._stopped, "it is told")
+    assert closing.is_alive()
+    go_on.set()
+    closing.join(60.0)
+    assert len(ended) == len(began) == (2 if to_engine else 1), "no further layer"
+    assert stopped._end.is_set()
+    result = begun.result() if to_engine else begun.cancel().stored
+    assert result == 0
+    assert engine.idle()
+
+
+async def test_the_same_in_asyncio_and_who_is_cancelled_waits_too(daemon, monkeypatch):
+    array = np.random.default_rng(1).integers(0, 256, (16, LAYER_BYTES), np.uint8)
+    copying, go_on, real = threading.Event(), threading.Event(), PagedPlace.read
+
+    def held(place, *arguments):
+        copying.set()
+        go_on.wait(60.0)
+        real(place, *arguments)
+
+    monkeypatch.setattr(PagedPlace, "read", held)
+    async with AsyncClient(daemon.address, timeout_s=20.0) as client:
+        transfers = client.register(PagedKV([array, array]))
+        namespace = client.namespace(NamespaceSpec(model="own", extra="asyncio"))
+        storing = await transfers.start_store(namespace, hashes_of(1, 8), range(8))
+        storing.ready(1)
+        assert await asyncio.to_thread(copying.wait, 60.0)
+        closing = asyncio.create_task(transfers.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.sleep(0)
+        assert not closing.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert storing._begun._end.is_set()
+        assert (await storing.cancel()).stored == 0
