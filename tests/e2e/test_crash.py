@@ -21,17 +21,21 @@ SIZE = 16 << 10
 SPEC = NamespaceSpec(model="crash", extra=str(SIZE))
 
 
+# Without these a run would have shown nothing.
+SHOWN = {"kills": len(SHORT), "puts": 100, "durable_checked": 1, "dram_checked": 1}
+
+
 @pytest.mark.timeout(900)
 def test_a_daemon_that_is_killed_at_random_loses_nothing_and_delivers_nothing_wrong(tmp_path):
-    figures = crash(seconds=5, seed=7, directory=tmp_path, phases=SHORT)
-    assert {name: figures[name] for name in MUST_BE_ZERO} == dict.fromkeys(MUST_BE_ZERO, 0)
+    for seconds in (5, 40):  # a busy machine does less in five
+        figures = crash(seconds=seconds, seed=7, directory=tmp_path, phases=SHORT)
+        assert {name: figures[name] for name in MUST_BE_ZERO} == dict.fromkeys(MUST_BE_ZERO, 0)
+        if all(figures[name] >= least for name, least in SHOWN.items()):
+            break
+    else:
+        pytest.fail(f"nothing was shown: {figures}")
     assert figures["dram_survived"] == 1.0
     assert passed(figures)
-    # Without these the run would have shown nothing.
-    assert figures["kills"] >= len(SHORT)
-    assert figures["puts"] > 100
-    assert figures["durable_checked"] > 0
-    assert figures["dram_checked"] > 0
 
 
 @pytest.fixture
