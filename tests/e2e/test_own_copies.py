@@ -295,7 +295,7 @@ async def test_the_same_in_asyncio_and_who_is_cancelled_waits_too(daemon, monkey
         real(place, *arguments)
 
     monkeypatch.setattr(PagedPlace, "read", held)
-    async with AsyncClient(daemon.address, timeout_s=20.0) as client:
+    async with AsyncClient(daemon.address) as client:
         transfers = client.register(PagedKV([array, array]))
         namespace = client.namespace(NamespaceSpec(model="own", extra="asyncio"))
         storing = await transfers.start_store(namespace, hashes_of(1, 8), range(8))

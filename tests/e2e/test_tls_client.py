@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from kvstored_client import AsyncClient, Client, NamespaceSpec, Outcome, PagedKV
 from kvstored.testing.contract_layers import LayersContract
 from kvstored.testing.contract_paged import PagedContract, Registered, hashes_of
 from kvstored.testing.daemon_process import DaemonProcess
+from kvstored.testing.waiting import PATIENCE_S
 from tests.contract.certificates import Authority
 from tests.e2e.raw_client import eventually
 
@@ -26,7 +28,11 @@ def token_of(name):
 
 
 def free_port():
+    """One that the kernel gives to nobody who asks for any, as a connection to it has just ended; to be named it is."""
     with socket.create_server(("localhost", 0)) as listener:
+        with socket.create_connection(listener.getsockname()) as client:
+            listener.accept()[0].close()  # first: that is the side that the kernel remembers
+            assert client.recv(1) == b""
         return listener.getsockname()[1]
 
 
@@ -74,7 +80,7 @@ class Tcp:
 
     def client(self, kind=Client, tls=None, **settings):
         tls = tls or Tls(self.ca)
-        return kind(self.address, tls=tls, timeout_s=20.0, connect_timeout_s=20.0, **settings)
+        return kind(self.address, tls=tls, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +167,7 @@ def test_the_environment_says_it_too(mutual, monkeypatch):
     known = mutual.issued("engine-1")
     for name, path in (("CA", known.ca), ("CERTIFICATE", known.certificate), ("KEY", known.key)):
         monkeypatch.setenv(f"KVSTORED_TLS_{name}", str(path))
-    with Client(mutual.address, timeout_s=20.0, connect_timeout_s=20.0) as client:
+    with Client(mutual.address) as client:
         assert client.tenant == "certified"
     command = [sys.executable, "-c", "from kvstored_client.ctl import main; main()"]
     done = subprocess.run([*command, "--address", mutual.address, "health"], capture_output=True, text=True)
@@ -180,20 +186,20 @@ def test_files_that_are_renewed_count_at_the_next_connect(tmp_path):
         made.daemon.restart()
         assert client.put(namespace, hashes_of(2, 1), [b"x" * 100]).refused == 1, "it is not trusted"
         made.file("ca.pem", other.certificate)
-        eventually(
-            lambda: client.put(namespace, hashes_of(2, 1), [b"x" * 100]).outcomes == [Outcome.HIT], "it is", 30.0
-        )
+        eventually(lambda: client.put(namespace, hashes_of(2, 1), [b"x" * 100]).outcomes == [Outcome.HIT], "it is")
 
 
 def test_nothing_is_said_in_the_clear():
     """Where a listener speaks no TLS the client's first byte is that of a handshake, and there is no second word."""
     with socket.create_server(("localhost", 0)) as listener:
-        listener.settimeout(20.0)
+        listener.settimeout(PATIENCE_S)
         address = f"grpc:localhost:{listener.getsockname()[1]}"
-        with Client(address, token="a secret", connect_timeout_s=0.2):  # nobody answers
-            heard, _ = listener.accept()
-            with heard:
-                said = heard.recv(1 << 16)
+        connecting = threading.Thread(target=lambda: Client(address, token="a secret").__enter__().close())
+        connecting.start()
+        heard, _ = listener.accept()
+        with heard:
+            said = heard.recv(1 << 16)
+    connecting.join()  # nobody answers
     assert said[0] == 0x16, "a TLS handshake"
     assert b"secret" not in said
 

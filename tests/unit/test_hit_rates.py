@@ -106,7 +106,7 @@ def test_differences_name_each_field_with_both_values():
 
 
 async def test_a_get_that_is_refused_counts_as_no_miss():
-    limits = Limits(STAGING_BYTES, 64, 16, 2 * BLOCK_BYTES, 5.0, 5.0)
+    limits = Limits(STAGING_BYTES, 64, 16, 2 * BLOCK_BYTES, 60.0, 60.0)
     async with Node(limits=limits) as node:
         session = await node.session()
         where = await node.space(session)

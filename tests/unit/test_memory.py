@@ -83,7 +83,10 @@ def test_modes_say_what_clients_may_do_and_nobody_else_may_do_anything(mapping):
 
 REOPEN = """
 import os, sys
-os.setgid(65534); os.setuid(65534)
+try:
+    os.setgid(65534); os.setuid(65534)
+except OSError:
+    print("alone"); sys.exit()
 try:
     os.open(f"/proc/self/fd/{sys.argv[1]}", os.O_RDWR)
 except PermissionError:
@@ -99,6 +102,8 @@ def test_another_user_cannot_open_a_read_only_descriptor_again_for_writing(mappi
         done = subprocess.run(run, pass_fds=[fd], capture_output=True, text=True, check=True)
     finally:
         os.close(fd)
+    if done.stdout == "alone\n":
+        pytest.skip("there is no other user in this namespace")
     assert done.stdout == "refused\n"
 
 

@@ -166,7 +166,7 @@ async def test_room_is_made_of_what_was_posted(client):
 
 
 async def test_a_get_at_the_limit_of_leases_counts_no_posted_ones():
-    async with Node(limits=Limits(STAGING_BYTES, 2, 16, 16 * BLOCK_BYTES, 5.0, 5.0)) as node:
+    async with Node(limits=Limits(STAGING_BYTES, 2, 16, 16 * BLOCK_BYTES, 60.0, 60.0)) as node:
         client = await Paged.open(node)
         space, hashes = await stored(client, "a", 1)
         first = await client.lease(space, hashes)
@@ -177,7 +177,7 @@ async def test_a_get_at_the_limit_of_leases_counts_no_posted_ones():
 
 
 async def test_a_get_at_the_limit_of_held_bytes_counts_no_posted_ones():
-    async with Node(limits=Limits(STAGING_BYTES, 64, 16, 2 * BLOCK_BYTES, 5.0, 5.0)) as node:
+    async with Node(limits=Limits(STAGING_BYTES, 64, 16, 2 * BLOCK_BYTES, 60.0, 60.0)) as node:
         client = await Paged.open(node)
         space, hashes = await stored(client, "a", 2)
         _, more = await stored(client, "b", 2)

@@ -3,10 +3,12 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -57,8 +59,7 @@ class Supervised:
         self._listener.bind(str(directory / "hello"))
         self._listener.listen()
         self._listener.settimeout(TIMEOUT_S)
-        self.temporary = directory / "tmp"
-        self.temporary.mkdir()
+        self.temporary = Path(tempfile.mkdtemp(prefix="s-"))  # short, as names of sockets have to be
         arguments = ", ".join(
             f"{name}={value}" for name, value in {"restarts": "Restarts(longest_delay_s=0)", **options}.items()
         )
@@ -90,6 +91,7 @@ class Supervised:
         self.process.kill()
         self.process.wait()
         self.process.stderr.close()
+        shutil.rmtree(self.temporary)
 
 
 @pytest.fixture

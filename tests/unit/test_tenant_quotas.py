@@ -267,7 +267,7 @@ async def open_staged(node, name, staging_bytes):
 @pytest.mark.parametrize(("said", "most"), [(None, 8 * RING_BYTES), (3 * RING_BYTES + 1, 3 * RING_BYTES)])
 async def test_one_tenant_cannot_take_all_staging(said, most):
     tenants = [tenant("alice", staging_limit_bytes=said), tenant("bob")]
-    limits = Limits(16 * RING_BYTES, 64, 16, 16 * BLOCK_BYTES, 5.0, 5.0)
+    limits = Limits(16 * RING_BYTES, 64, 16, 16 * BLOCK_BYTES, 60.0, 60.0)
     async with Node(16, segment_blocks=4, tenants=tenants, limits=limits) as node:
         node.parts.staging.limit_bytes = 16 * RING_BYTES
         first = await open_staged(node, "alice", RING_BYTES)
@@ -285,7 +285,7 @@ async def test_one_tenant_cannot_take_all_staging(said, most):
 
 
 async def test_a_tenant_that_is_alone_has_all_staging():
-    limits = Limits(16 * RING_BYTES, 64, 16, 16 * BLOCK_BYTES, 5.0, 5.0)
+    limits = Limits(16 * RING_BYTES, 64, 16, 16 * BLOCK_BYTES, 60.0, 60.0)
     async with Node(16, tenants=[tenant("alice")], limits=limits) as node:
         node.parts.staging.limit_bytes = 4 * RING_BYTES
         assert (await open_staged(node, "alice", 100 * RING_BYTES)).staging_bytes == 4 * RING_BYTES
