@@ -12,14 +12,14 @@ import pytest
 from tests.sim.canaries import CANARIES
 from tests.sim.plan import make_plan
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 SEEDS = 40
 
 
 def simulate(*arguments):
     command = [sys.executable, "-m", "tests.sim", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=290)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1150)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
