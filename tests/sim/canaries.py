@@ -1,6 +1,10 @@
-"""Bugs to plant: for each invariant one that the simulation must find. Each returns what takes it out again."""
+"""Bugs to plant: for each invariant one that the simulation must find. Each returns what takes it out again.
+
+A bug that the code has outgrown would be found by whatever error it ends in: so it is planted only where it fits.
+"""
 
 import asyncio
+import inspect
 
 import msgspec
 
@@ -31,7 +35,9 @@ def canary(plant):
     def planted():
         before = []
         for where, name, what in plant():
-            before.append((where, name, where.__dict__[name] if isinstance(where, type) else getattr(where, name)))
+            was = vars(where).get(name)
+            _check_fits(plant.__name__, f"{where.__name__}.{name}", was, what)
+            before.append((where, name, was))
             setattr(where, name, what)
 
         def restore():
@@ -42,6 +48,19 @@ def canary(plant):
 
     CANARIES[plant.__name__] = planted
     return planted
+
+
+class Misfit(Exception):
+    """A planted bug replaces what is not there any more, or is called in another way."""
+
+
+def _check_fits(canary_name, name, was, what):
+    """Raises Misfit."""
+    if was is None:
+        raise Misfit(f"{canary_name}: there is no {name}")
+    for shape in (inspect.iscoroutinefunction, lambda function: list(inspect.signature(function).parameters)):
+        if shape(was) != shape(what):
+            raise Misfit(f"{canary_name}: {name} is called in another way: {inspect.signature(was)}")
 
 
 # ---- exact bytes or no hit ----
@@ -105,18 +124,14 @@ def deleted_comes_back():
 def shared_segments():
     """A segment that nobody uses any more serves another tenant."""
 
-    def cut_unused(self, tenant, size):
-        for unused in list(self._unused.values()):
-            for segment in list(unused.values()):
-                if segment.size_bytes >= size and (not segment.tenant or not segment.used_slots):
-                    segment_tenant, segment.tenant = segment.tenant, ""
-                    if segment_tenant:
-                        segment.tenant = segment_tenant
-                        self._open.get((segment.tenant, segment.slot_bytes), {}).pop(segment.segment_id, None)
-                        self._unused[segment.tenant].pop(segment.segment_id, None)
-                        self._dead_bytes -= segment.dead_bytes
-                        segment.tenant, segment.slots = "", 0
-                        self._unused[""][segment.segment_id] = segment
+    def cut_unused(self, tenant, size, owners):
+        for owner in list(self._unused):
+            for segment in self._unused[owner].values():
+                if segment.size_bytes >= size:
+                    del self._unused[owner][segment.segment_id]
+                    self._open.get((owner, segment.slot_bytes), {}).pop(segment.segment_id, None)
+                    self._unused.setdefault("", {})[segment.segment_id] = segment
+                    segment.tenant = ""
                     self._cut(segment, tenant, size)
                     return segment
         return None
@@ -176,14 +191,14 @@ def leases_do_not_hold():
 @canary
 def abort_keeps_reserved():
     """An abort does not give the session its budget back."""
-    original = writes.Writes._undo
+    original = writes.Writes.give_back
 
-    def undo(self, session, reservation, entries):
+    def give_back(self, session, reservation, entries):
         before = session.reserved_bytes
         original(self, session, reservation, entries)
         session.reserved_bytes = before - 2 * (before - session.reserved_bytes)
 
-    yield writes.Writes, "_undo", undo
+    yield writes.Writes, "give_back", give_back
 
 
 @canary
@@ -203,14 +218,14 @@ def uncounted_dead_bytes():
 def slot_lost():
     """An aborted block's slot does not come back."""
 
-    def undo(self, session, reservation, entries):
+    def give_back(self, session, reservation, entries):
         for entry in entries:
             if entry.state != catalog.DEAD:
                 self._room.forget(entry)
         session.reserved_bytes -= sum(entry.pool.slot_bytes for entry in entries)
         self.settle(session, reservation)
 
-    yield writes.Writes, "_undo", undo
+    yield writes.Writes, "give_back", give_back
 
 
 # ---- nothing is left ----
@@ -444,7 +459,7 @@ def purge_leaves_bytes_in_memory():
             del self._waiting[id(entry)]
         self._parts.room.unhold(entries)
 
-    async def wipe_free(self, tenant, told):
+    async def wipe_free(self, tenant, told, before=lambda segment_id: None):
         return 0
 
     yield Holders, "_wipe", wipe

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.sim.canaries import CANARIES
+from tests.sim.canaries import CANARIES, Misfit
 from tests.sim.model import Violation
 from tests.sim.small import make_small
 from tests.sim.world import World
@@ -107,6 +107,8 @@ def _some(task):
             counts.update(run_one(seed, ops, canary=canary)[0])
         except Violation as error:
             violations.append((seed, str(error)))
+        except Misfit:
+            raise
         except Exception as error:
             violations.append((seed, f"{type(error).__name__}: {error}"))
         if not number % COLLECT_EVERY:

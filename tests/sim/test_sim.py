@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from tests.sim.canaries import CANARIES
+from tests.sim.canaries import CANARIES, Misfit, canary
 from tests.sim.plan import make_plan
+from tests.sim.runner import run_many
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -34,6 +35,30 @@ def test_all_invariants_hold():
 def test_every_planted_bug_is_found():
     figures = json.loads(simulate("--canaries", "--json", "-"))
     assert figures == {"canaries": len(CANARIES), "canaries_missed": 0}
+
+
+class Outgrown:
+    def asked(self, what):
+        """Has a parameter that the bug does not know."""
+
+    def answered(self):
+        """Is not async any more."""
+
+
+async def waits(self):
+    """A planted bug."""
+
+
+@pytest.mark.parametrize(("name", "bug"), [("gone", waits), ("asked", lambda self: None), ("answered", waits)])
+def test_a_planted_bug_that_fits_nothing_any_more_is_not_found_but_said(monkeypatch, name, bug):
+    monkeypatch.setitem(CANARIES, "outgrown", None)  # taken out again after the test
+
+    @canary
+    def outgrown():
+        yield Outgrown, name, bug
+
+    with pytest.raises(Misfit, match=f"outgrown: .*Outgrown.{name}"):
+        run_many([0], 10, canary="outgrown", processes=1)
 
 
 def test_the_same_seed_gives_the_same_trace():
