@@ -12,7 +12,8 @@ from kvstored_client import AsyncClient, Client, Namespace, PagedKV, PutResult
 from kvstored_client.async_layers import AsyncLoading, AsyncStoring
 from kvstored_client.layers import Arrived
 
-from kvstored.testing.contract_paged import Array, Registered, lose_daemon
+from kvstored.testing.contract_paged import Registered, lose_daemon
+from kvstored.testing.device_arrays import HeldByADevice
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
@@ -151,14 +152,5 @@ class InLoop(Registered):
         self._loop.run(in_the_loop())
 
 
-class InLoopOnDevice(InLoop):
+class InLoopOnDevice(HeldByADevice, InLoop):
     """The same in the memory of a device."""
-
-    def read(self) -> list[Array]:
-        """See `Bench`."""
-        return [array.read() for array in self.arrays]
-
-    def write(self, arrays: Sequence[Array]) -> None:
-        """See `Bench`."""
-        for mine, theirs in zip(self.arrays, arrays, strict=True):
-            mine.write(theirs)

@@ -92,8 +92,11 @@ def arrays_on(driver: Driver, arrays: Sequence[Array]) -> list[DeviceArray]:
     return [DeviceArray(driver, array, 512 * (i + 1)) for i, array in enumerate(arrays)]
 
 
-class OnDevice(Registered):
-    """The `Bench` of the contract in the memory of a device, which nobody can look at without it."""
+class HeldByADevice:
+    """What a `Bench` does otherwise in the memory of a device, which nobody can look at without it."""
+
+    arrays: list[Any]
+    transfers: Any
 
     def read(self) -> list[Array]:
         """See `Bench`."""
@@ -103,3 +106,13 @@ class OnDevice(Registered):
         """See `Bench`."""
         for mine, theirs in zip(self.arrays, arrays, strict=True):
             mine.write(theirs)
+
+    def close(self) -> None:
+        """Give the registration and the memory back."""
+        self.transfers.close()
+        for array in self.arrays:
+            array.free()
+
+
+class OnDevice(HeldByADevice, Registered):
+    """The `Bench` of the contract there."""

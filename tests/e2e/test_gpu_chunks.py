@@ -54,9 +54,7 @@ class TestChunks(PagedContract):
             yield make
             for memory in made:
                 assert memory.transfers.backend == "cuda_ipc", memory.transfers.reason
-                memory.transfers.close()
-                for array in memory.arrays:
-                    array.free()
+                memory.close()
         assert not held_chunks(daemon)
 
 

@@ -57,9 +57,7 @@ class TestShmOfAGpu(PagedContract, LayersContract, EarlyLayersContract):
 
             yield make
             for memory in made:
-                memory.transfers.close()
-                for array in memory.arrays:
-                    array.free()
+                memory.close()
 
 
 class TestShmOfAGpuInALoop(PagedContract, LayersContract, EarlyLayersContract):
@@ -80,9 +78,7 @@ class TestShmOfAGpuInALoop(PagedContract, LayersContract, EarlyLayersContract):
 
             yield make
             for memory in made:
-                memory.transfers.close()
-                for array in memory.arrays:
-                    array.free()
+                memory.close()
         loop.run(mover.close())
         loop.close()
 

@@ -55,9 +55,7 @@ class TestCudaIpc(PagedContract, LayersContract, EarlyLayersContract):
         yield make
         for memory in made:
             assert memory.transfers.backend == "cuda_ipc"
-            memory.transfers.close()
-            for array in memory.arrays:
-                array.free()
+            memory.close()
 
 
 class TestCudaIpcInALoop(PagedContract, LayersContract, EarlyLayersContract):
@@ -76,9 +74,7 @@ class TestCudaIpcInALoop(PagedContract, LayersContract, EarlyLayersContract):
         yield make
         for memory in made:
             assert memory.transfers.backend == "cuda_ipc"
-            memory.transfers.close()
-            for array in memory.arrays:
-                array.free()
+            memory.close()
         loop.run(mover.close())
         loop.close()
 
