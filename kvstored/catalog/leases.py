@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from kvstored.catalog.catalog import Entry, Space
-from kvstored.errors import InvalidArgument, LimitExceeded, NotFound, PermissionDenied
+from kvstored.errors import InvalidArgument, LimitExceeded, NotFound, PermissionDenied, Unauthenticated
 from kvstored.lifetime import Lifetime
 from kvstored.tiers.session_page import SessionPage
 from kvstored.tiers.staging import Staging
@@ -126,7 +126,13 @@ class Session:
             raise PermissionDenied(f"this needs the role admin; the caller's is {self.caller.role}")
 
     def space_of(self, namespace_id: int) -> Space:
-        """The space behind a namespace handle; raises NotFound."""
+        """The space behind a namespace handle. Raises NotFound, or Unauthenticated where the session has ended.
+
+        A call may be begun, and served a turn later: what it then took for a session that has ended, nobody would
+        ever give back.
+        """
+        if self.ended:
+            raise Unauthenticated("the session has ended: open a new one")
         space = self.spaces.get(namespace_id)
         if space is None:
             raise NotFound(f"namespace {namespace_id} is not open in this session: open it first")

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from kvstored.catalog.catalog import STATE_NAMES
 from kvstored.config.config import Config
 from kvstored.daemon.daemon import Daemon
 from kvstored.testing.waiting import PATIENCE_S
@@ -73,7 +74,8 @@ def check_nothing_held(daemon: Daemon) -> None:
     parts.dram.audit()
     if parts.below is None:
         spaces = [*parts.catalog.spaces.values(), *parts.catalog.retired]
-        assert not any(entry.holds for space in spaces for entry in space.entries.values())
+        held = [entry for space in spaces for entry in space.entries.values() if entry.holds]
+        assert not held, [(entry.pool.space.tenant, STATE_NAMES[entry.state], entry.holds) for entry in held]
         used, stored = parts.dram.usage().used_bytes, sum(space.used_bytes for space in spaces)
         assert used == stored, f"{used} bytes of slots for {stored} bytes of blocks"
 

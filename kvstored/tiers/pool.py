@@ -263,7 +263,7 @@ class SegmentPool:
         counted: dict[str, int] = {}
         for segment in self._segments.values():
             counted[segment.tenant] = counted.get(segment.tenant, 0) + segment.used_bytes
-        accounts = self.used_bytes_by_tenant()
+        accounts = {tenant: used for tenant, (used, _) in self._tenants.items()}  # what is being wiped is in both
         names = [name for name in {**counted, **accounts} if counted.get(name, 0) != accounts.get(name, 0)]
         return [f"{n} has {counted.get(n, 0)} bytes of DRAM, its account is {accounts.get(n, 0)}" for n in names]
 

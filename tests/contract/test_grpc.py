@@ -27,7 +27,13 @@ from kvstored.testing.contract_client import (
     packed,
     reserve,
 )
-from kvstored.testing.contract_transports import GrpcClient, SocketClient, inline_requests, opening_request
+from kvstored.testing.contract_transports import (
+    UNAUTHENTICATED,
+    GrpcClient,
+    SocketClient,
+    inline_requests,
+    opening_request,
+)
 from kvstored.testing.daemon_in_loop import check_nothing_held, eventually, serving, tenant
 from tests.contract.certificates import Authority
 
@@ -109,6 +115,22 @@ async def test_reflection_is_served_on_the_unix_socket_and_not_on_tcp(tmp_path):
             assert await refusal(reflected(channel)) in (12, 13)
             stub = health_pb2_grpc.HealthStub(channel)
             assert (await stub.Check(health_pb2.HealthCheckRequest())).status == SERVING
+
+
+async def test_calls_that_meet_the_end_of_their_session_take_nothing(daemon):
+    """They are let in while it is open, and served when it is not any more."""
+    for number in range(20):
+        client = await opened(daemon)
+        namespace = await open_namespace(client)
+        here, new = chain("here", 2), chain(f"new {number}", 2)
+        await client.put(namespace, here)
+        closing = client.call("CloseSession", pb.CloseSessionRequest())
+        calls = [closing, reserve(client, namespace, new), get(client, [namespace], here), client.put(namespace, new)]
+        for outcome in (await asyncio.gather(*calls, return_exceptions=True))[1:]:
+            assert not isinstance(outcome, BaseException) or getattr(outcome, "code", None) == UNAUTHENTICATED, outcome
+        await client.end()
+        await eventually(lambda: not any(daemon.context.store.held().values()))
+        check_nothing_held(daemon)
 
 
 # ---- who is calling ----

@@ -371,6 +371,20 @@ async def test_tenants_are_charged_for_whole_slots():
         assert tier.tenant_usage() == {"a": (2 * 8192, 2), "b": (4096, 1)}
 
 
+async def test_what_is_being_wiped_is_nobodys_and_accounted_for():
+    async with opened() as tier:
+        slots = tier.allocate("a", 4096, 3)
+        for slot in slots[1:]:
+            tier.free(slot)
+        segment = tier.segments("a")[0]
+        wiping = tier.take_old(segment.segment_id, segment.old_slots)
+        assert len(wiping) == 2
+        assert tier.used_bytes_by_tenant() == {"a": 4096}
+        assert tier.misaccounted() == []
+        tier.give_back_old(wiping)
+        assert tier.misaccounted() == []
+
+
 @pytest.mark.parametrize("seed", range(5))
 async def test_the_account_adds_up_after_every_step(seed):
     rng, held = random.Random(seed), []
