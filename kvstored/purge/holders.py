@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from kvstored.catalog.catalog import DEAD, READY, Entry
@@ -50,9 +50,10 @@ class Holders:
         for start in range(0, len(entries), PIECE_BLOCKS):
             self._parts.room.unhold(entries[start : start + PIECE_BLOCKS])
 
-    def leases(self) -> int:
-        """How many leases hold some of it at the moment."""
-        return sum(map(self._holds, self._all_leases()))
+    def leases(self, blocks: Mapping[int, Entry] | None = None) -> int:
+        """How many leases hold some of it at the moment, or of other blocks (by identity)."""
+        found = self._waiting if blocks is None else blocks
+        return sum(any(id(entry) in found for entry in lease.entries) for lease in self._all_leases())
 
     def _all_leases(self) -> Iterable[Lease]:
         groups = {id(session.group): session.group for session in self._parts.sessions}.values()

@@ -121,9 +121,9 @@ class Purge:
                 yield [entry for entry in entries if self._takes(entry, again)]
 
     def _takes(self, entry: Entry, again: bool) -> bool:
-        namespace = entry.pool.space.namespace
-        if entry in self._holders:
-            return False
+        namespace, dram = entry.pool.space.namespace, self._parts.dram
+        if entry in self._holders or not (dram.is_taken(entry.slot) and dram.owner(entry.slot) is entry):
+            return False  # or it has gone since its segment was looked at, and its slot may be another's
         if entry.state == DEAD and not namespace.encoding:  # from before a restart, and nothing tells what it was
             return self._selection.tenant in ("", namespace.tenant)
         if again:  # what came up meanwhile is younger here than below, and went for its age there
@@ -134,16 +134,15 @@ class Purge:
 
     async def count(self) -> None:
         """What would go, on the receipt."""
-        receipt = self._receipt
+        receipt, below = self._receipt, self._parts.below
+        counted: dict[int, Entry] = {}  # by identity: nothing is held for it, so a block may move and be met twice
         for tenant in self._tenants():
             for entries in self._occupants(tenant):
-                receipt.dram_blocks += len(entries)
-                receipt.dram_bytes += sum(entry.pool.slot_bytes for entry in entries)
-                self._holders.hold(entries)
+                counted.update((id(entry), entry) for entry in entries)
                 await asyncio.sleep(0)
-        receipt.leases = self._holders.leases()
-        self._holders.let_go()
-        below = self._parts.below
+        receipt.dram_blocks = len(counted)
+        receipt.dram_bytes = sum(entry.pool.slot_bytes for entry in counted.values())
+        receipt.leases = self._holders.leases(counted)
         for space in self._spaces_below() if below is not None else ():
             assert below is not None
             cursor, more = b"", True

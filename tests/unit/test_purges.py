@@ -12,6 +12,7 @@ from kvstored.daemon.purge_file import DAMAGED_NAME, FILE_NAME, resume
 from kvstored.device import memory
 from kvstored.device.state_directory import StateDirectory
 from kvstored.errors import DeviceError, KVStoredError, LimitExceeded
+from kvstored.purge import purge as purge_module
 from kvstored.purge.holders import DEVICE_WAIT_S
 from kvstored.purge.purges import Purges
 from kvstored.purge.receipts import COMPLETE, INCOMPLETE, RECEIPTS_MAX, Receipt, Receipts, Selection
@@ -314,6 +315,26 @@ async def test_what_an_earlier_process_left_is_purged_before_it_is_verified():
 # ---- who holds it ----
 
 
+async def test_a_slot_that_another_block_got_while_keys_were_taken_is_that_ones(monkeypatch):
+    monkeypatch.setattr(purge_module, "PIECE_BLOCKS", 2)
+    async with Node(16, segment_blocks=16) as node:
+        alice = await node.session("alice")
+        space = await node.space(alice)
+        old, new = chain("old", 6), chain("new", 4)
+        await node.put(alice, space, old)
+        purging = asyncio.ensure_future(purge(node, Selection(tenant="alice")))
+        await until(lambda: len(space.entries) == 4)
+        node.parts.room.evict(list(space.entries.values()), "for a test")
+        assert await node.put(alice, space, new) == bytes([RESERVED] * 4)
+        held = await node.get(alice, space, new)
+        await turns()
+        assert in_memory(node, new) == set(new), "they are leased"
+        node.store.reads.release(alice, [lease.lease_id for lease in held.leases])
+        receipt = await purging
+        assert (receipt.state, receipt.remains) == (COMPLETE, [])
+        assert in_memory(node, old) == set()
+
+
 async def test_leases_have_until_the_deadline_and_no_new_ones_are_given():
     async with Node(16, segment_blocks=4) as node:
         (alice, bob), (space, other), (hashes, others) = await two_tenants(node)
@@ -453,6 +474,21 @@ async def test_a_dry_run_counts_and_changes_nothing():
         node.store.reads.release(alice, [held.leases[0].lease_id])
         assert (await node.get(alice, space, hashes)).blocks == 3
         assert (await node.get(bob, other, others)).blocks == 3
+
+
+async def test_a_dry_run_holds_nothing_and_moves_nothing_whenever_it_is_given_up(monkeypatch):
+    monkeypatch.setattr(purge_module, "PIECE_BLOCKS", 2)
+    async with Node(16, segment_blocks=4) as node:
+        _, (space, _), (hashes, _) = await two_tenants(node)
+        order = node.parts.catalog.order("alice", BLOCK_BYTES)
+        before = list(order)
+        for wait in range(6):
+            counting = asyncio.ensure_future(Purges(node.store).dry_run(Selection(tenant="alice"), "root"))
+            await turns(wait)
+            assert not any(space.entries[hash_].holds for hash_ in hashes)
+            counting.cancel()
+            await asyncio.wait([counting])
+            assert list(order) == before
 
 
 async def test_a_failing_tier_is_on_the_receipt(monkeypatch):
