@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstored_client.async_layers import AsyncLoading, AsyncStoring
 from kvstored_client.effects import Work
+from kvstored_client.errors import Unavailable
 from kvstored_client.layers import Came, NotStored, Range
 from kvstored_client.loop import in_thread
 from kvstored_client.namespace import Namespace
@@ -107,4 +108,7 @@ class AsyncPagedTransfers(Registered):
                 await self._driver.data(verb, None)
         finally:
             if self._copying:
-                await in_thread(Work(self.stop_copies, LONG_WORK))
+                try:
+                    await in_thread(Work(self.stop_copies, LONG_WORK))
+                except Unavailable:  # no thread to wait in: then in this one
+                    self.stop_copies()

@@ -18,7 +18,7 @@ from kvstored_client.core import Core
 from kvstored_client.cuda_driver import CudaFailed
 from kvstored_client.device_verbs import REGISTER_TIMEOUT_S, DeviceMemory
 from kvstored_client.effects import CONNECT, Verb
-from kvstored_client.errors import FAILED_PRECONDITION, KVStoredClientError, Refused
+from kvstored_client.errors import FAILED_PRECONDITION, FAILURES, Refused
 from kvstored_client.keys import Packed
 from kvstored_client.layers import How
 from kvstored_client.namespace import Namespace
@@ -77,9 +77,8 @@ def store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float) -> Verb
     """Store the engine's blocks; where nobody can, the result says why."""
     try:
         by_daemon = yield from opened(core, memory)
-    except KVStoredClientError as error:
-        core.failed_open(error)
-        return PutResult.of([Outcome.MISS] * chain.hashes.length, 0, error=error)
+    except FAILURES as error:
+        return PutResult.of([Outcome.MISS] * chain.hashes.length, 0, error=core.failed_open(error))
     if by_daemon:
         return (yield from device_stores.store(core, memory, chain, wait_s))
     return (yield from putting.run(chain.put(core, memory.kv, wait_s)))

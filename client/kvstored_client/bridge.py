@@ -7,6 +7,7 @@ session in the daemon, closes the socket, so that the client connects again as i
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import threading
@@ -19,8 +20,9 @@ from kvstored_proto import frames
 from kvstored_proto.v1 import admin_pb2
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
+from kvstored_client import threads
 from kvstored_client.dialing import Carrier
-from kvstored_client.errors import KVStoredClientError, Refused, Timeout, Unavailable
+from kvstored_client.errors import SHORTAGES, KVStoredClientError, Refused, Timeout, Unavailable
 from kvstored_client.tls import Tls
 
 KEEP_ALIVE_S: Final = 10.0  # sessions without calls end, by default after a minute
@@ -55,22 +57,34 @@ class Bridge(Carrier):
         import grpc
 
         self._grpc: Any = grpc
-        if target.startswith("unix:"):
-            self._channel = grpc.insecure_channel(target)
-        else:
-            self._channel = grpc.secure_channel(target, tls.credentials())
-        self.ours, self._theirs = socket.socketpair()
-        self.ours.setblocking(False)
+        credentials = None if target.startswith("unix:") else tls.credentials()
+        try:
+            self.ours, self._theirs = socket.socketpair()
+        except OSError as error:
+            raise Unavailable(f"connecting to {target}: {error.strerror or error}") from None
         self._metadata: tuple[tuple[str, bytes], ...] = ()
         self._sending = threading.Lock()
-        threading.Thread(target=self._run, name="kvstored-grpc", daemon=True).start()
+        self._channel: Any = None
+        try:
+            self.ours.setblocking(False)
+            if credentials is None:
+                self._channel = grpc.insecure_channel(target)
+            else:
+                self._channel = grpc.secure_channel(target, credentials)
+            threads.start(self._run, "kvstored-grpc")
+        except BaseException:
+            self.ours.close()
+            self._theirs.close()
+            if self._channel is not None:
+                self._channel.close()
+            raise
 
     # ---- calls ----
 
     def _run(self) -> None:
         reader = frames.FrameReader()
-        self._theirs.settimeout(KEEP_ALIVE_S)
         try:
+            self._theirs.settimeout(KEEP_ALIVE_S)
             while True:
                 try:
                     data = self._theirs.recv(_RECEIVE_BYTES)
@@ -83,9 +97,13 @@ class Bridge(Carrier):
                     self._call(frame)
         except (OSError, frames.ProtocolError):
             pass
-        reader.close()
-        self._end()
-        self._theirs.close()
+        except Exception as error:  # gRPC has threads of its own, and may get none
+            self.why = self.why or f"calling the daemon: {error or 'no memory'}"
+        finally:
+            self._lost()  # what a forked child has of the socket does not keep it open
+            reader.close()
+            self._end()
+            self._theirs.close()
 
     def _call(self, frame: frames.Frame) -> None:
         path: str | None = _PATHS.get(frame.operation)
@@ -125,8 +143,8 @@ class Bridge(Carrier):
         try:
             with self._sending:
                 self._theirs.sendall(frames.encode(frame.operation, frame.request_id, data, flags))
-        except OSError:
-            pass  # the client is gone
+        except SHORTAGES:  # the client is gone, or takes nothing: then a part of a frame may have gone
+            self._lost()
 
     def _lost(self) -> None:
         try:
@@ -137,11 +155,9 @@ class Bridge(Carrier):
     def _end(self) -> None:
         if self._metadata:
             path = _PATHS[pb.OPERATION_CLOSE_SESSION]
-            try:
+            with contextlib.suppress(Exception):  # it ends by itself then
                 close: Any = self._channel.unary_unary(path)
                 close(b"", CLOSE_MAX_S, metadata=self._metadata)
-            except self._grpc.RpcError:
-                pass
         self._channel.close()
 
     # ---- blocks inside of messages ----
@@ -152,16 +168,20 @@ class Bridge(Carrier):
             "/kvstored.v1.KVStore/PutInline", pb.PutInlineRequest.SerializeToString, pb.PutInlineReply.FromString
         )
         try:
-            return method(requests, timeout_s, metadata=self._metadata)
-        except self._grpc.RpcError as error:
+            reply: pb.PutInlineReply = method(requests, timeout_s, metadata=self._metadata)
+        except self._uncalled as error:
             raise self.failure_of(error) from None
+        return reply
 
     def get(self, request: pb.GetInlineRequest, timeout_s: float) -> Iterator[pb.GetInlineReply]:
         """Receive blocks. Raises KVStoredClientError."""
         method = self._channel.unary_stream(
             "/kvstored.v1.KVStore/GetInline", pb.GetInlineRequest.SerializeToString, pb.GetInlineReply.FromString
         )
-        replies = method(request, timeout_s, metadata=self._metadata)
+        try:
+            replies = method(request, timeout_s, metadata=self._metadata)
+        except self._uncalled as error:
+            raise self.failure_of(error) from None
         try:
             yield from replies
         except self._grpc.RpcError as error:
@@ -169,10 +189,15 @@ class Bridge(Carrier):
         finally:
             replies.cancel()
 
+    @property
+    def _uncalled(self) -> tuple[type[Exception], ...]:
+        """What a call raises: its failure, or that there is no thread for it, or no channel after a close."""
+        return (self._grpc.RpcError, RuntimeError, ValueError)
+
     def failure_of(self, error: Exception) -> KVStoredClientError:
         """What a failed call means."""
         if not isinstance(error, self._grpc.RpcError):
-            return Unavailable(f"the daemon's answer: {error}")
+            return Unavailable(f"calling the daemon: {error}")
         code, text = error.code(), error.details() or ""
         if code in (self._grpc.StatusCode.UNAVAILABLE, self._grpc.StatusCode.CANCELLED):
             return Unavailable(text)

@@ -23,47 +23,20 @@ from kvstored_proto import frames
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored_client import dialing
-from kvstored_client.errors import KVStoredClientError, Refused, Unavailable
+from kvstored_client.errors import SHORTAGES, KVStoredClientError, Refused, Unavailable
 from kvstored_client.holds import Hold
 from kvstored_client.mapping import Segments
 from kvstored_client.outbox import Outbox
 from kvstored_client.session_page import SessionPage, open_page
 from kvstored_client.staging import StagingRing
 from kvstored_client.terms import Terms
+from kvstored_client.tickets import Late, Ticket
 from kvstored_client.tls import Tls
 
 RECEIVE_BYTES: Final = 256 << 10
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(4 * frames.MAX_FDS_PER_FRAME)
 
-Late = Callable[[bytes], None]
-
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-
-
-class Ticket:
-    """One request and what became of it."""
-
-    __slots__ = ("body", "done", "error", "late", "long", "request_id", "settled", "wake")
-
-    def __init__(self, request_id: int, late: Late | None, settled: Callable[[], None] | None) -> None:
-        """`late` undoes what a reply gave that nobody waits for any more.
-
-        `settled` is called when the reply comes, early or late, and not where the connection ends first.
-        """
-        self.request_id = request_id
-        self.long = False  # the reply takes so long that its waiter sleeps at once
-        self.late = late
-        self.settled = settled
-        self.body = b""
-        self.error: KVStoredClientError | None = None
-        self.done = False
-        self.wake: Callable[[], None] | None = None
-
-    def result(self) -> bytes:
-        """The reply's body; raises what went wrong instead."""
-        if self.error is not None:
-            raise self.error
-        return self.body
 
 
 class Connection:
@@ -96,7 +69,11 @@ class Connection:
     def dial(cls, path: str, tls: Tls = Tls()) -> Self:  # noqa: B008 - frozen
         """Connect, without waiting. Raises Unavailable where nobody listens or the backlog is full."""
         sock, carrier = dialing.dial(path, tls)
-        made = cls(sock)
+        try:
+            made = cls(sock)
+        except BaseException:  # a loop that can watch no more sockets
+            sock.close()
+            raise
         made.carrier = carrier
         return made
 
@@ -138,8 +115,13 @@ class Connection:
     ) -> Ticket:
         """Send a request; see `Ticket` for the callbacks. Raises Unavailable on a connection that has failed."""
         ticket = Ticket(next(self._ids), late, settled)
+        frame = frames.encode(operation, ticket.request_id, request.SerializeToString())
         self._pending[ticket.request_id] = ticket
-        self._enqueue(frames.encode(operation, ticket.request_id, request.SerializeToString()))
+        try:
+            self._enqueue(frame)
+        except BaseException:  # Ctrl-C
+            self.abandon(ticket)
+            raise
         if self.error is not None:
             self._pending.pop(ticket.request_id, None)
             raise self.error
@@ -147,16 +129,21 @@ class Connection:
 
     def post(self, operation: int, request: Message) -> None:
         """Send a message that wants no reply. Never waits, never raises."""
-        if self.error is None:
-            self._enqueue(frames.encode(operation, next(self._ids), request.SerializeToString(), frames.ONE_WAY))
+        self.give(operation, request, ())
 
     def give(self, operation: int, message: Message, fds: tuple[int, ...]) -> None:
         """Send a message that wants no reply, and descriptors, which are given away. Never waits, never raises."""
         if self.error is not None:
             frames.close_all(fds)
             return
-        body = message.SerializeToString()
-        self._enqueue(frames.encode(operation, next(self._ids), body, frames.ONE_WAY, len(fds)), fds)
+        try:
+            body = message.SerializeToString()
+            frame = frames.encode(operation, next(self._ids), body, frames.ONE_WAY, len(fds))
+        except MemoryError:  # what it was to give back ends with the session
+            frames.close_all(fds)
+            self.fail(Unavailable("no memory for a message to the daemon"))
+        else:
+            self._enqueue(frame, fds)
 
     def _enqueue(self, frame: bytes, fds: tuple[int, ...] = ()) -> None:
         if not self._outbox.put(frame, fds) and self.want_write is not None:
@@ -179,8 +166,11 @@ class Connection:
                 self._take(size, ancillary, flags)
         except BlockingIOError:
             return
-        except (OSError, frames.ProtocolError, DecodeError) as error:
-            self.fail(Unavailable(f"receiving from the daemon: {error}"))
+        except (*SHORTAGES, frames.ProtocolError, DecodeError) as error:
+            self.fail(Unavailable(f"receiving from the daemon: {error or 'no memory'}"))
+        except BaseException:  # Ctrl-C: nobody knows how much of what has arrived was taken
+            self.fail(Unavailable("receiving from the daemon: interrupted"))
+            raise
 
     def _take(self, size: int, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
         fds = array.array("i")
@@ -241,7 +231,7 @@ class Connection:
             ticket.settled()
         if abandoned:
             self.late_replies += 1
-            _undo(ticket)
+            self._undo(ticket)
         elif ticket.wake is not None:
             ticket.wake()
 
@@ -255,7 +245,13 @@ class Connection:
             if waiting:
                 self._abandoned.add(ticket.request_id)
         if not waiting:
-            _undo(ticket)
+            self._undo(ticket)
+
+    def _undo(self, ticket: Ticket) -> None:
+        try:
+            ticket.undo()
+        except DecodeError as error:  # then nobody knows what it gave: the end of the session takes it back
+            self.fail(Unavailable(f"a late answer of the daemon: {error}"))
 
     # ---- the end ----
 
@@ -301,12 +297,6 @@ class Connection:
         self._sock.close()  # no shutdown: that would reach the parent's
         self._pending.clear()
         self._outbox.clear()
-
-
-def _undo(ticket: Ticket) -> None:
-    late, ticket.late = ticket.late, None
-    if late is not None and ticket.error is None:
-        late(ticket.body)
 
 
 def _forget_all() -> None:

@@ -19,7 +19,7 @@ from kvstored_client.breaker import Breaker
 from kvstored_client.connection import Connection
 from kvstored_client.dialing import check_tls, target_of
 from kvstored_client.effects import Verb, call
-from kvstored_client.errors import KVStoredClientError, Refused, Unavailable
+from kvstored_client.errors import KVStoredClientError, Refused, Unavailable, failure_of
 from kvstored_client.holds import Left
 from kvstored_client.results import ClientStats
 from kvstored_client.slots import KnownSlots
@@ -194,13 +194,17 @@ class Core:
         """Whose sessions these are; empty while none was open."""
         return self._tenant
 
-    def failed_open(self, error: KVStoredClientError) -> None:
-        """A data verb answers a miss because of `error`."""
-        if isinstance(error, Refused):
+    def failed_open(self, error: BaseException) -> KVStoredClientError:
+        """A data verb answers a miss because of `error`, one of `errors.FAILURES`; the same as the client's own."""
+        failure = failure_of(error)
+        if isinstance(failure, Refused):
             self.stats.refused += 1
-            self._warn("kvstored refused a call, which counts as a miss: %s", error)
+            self._warn("kvstored refused a call, which counts as a miss: %s", failure)
         else:
             self.stats.misses_unavailable += 1
+            if failure is not error:
+                self._warn("kvstored: a call counts as a miss: %s", failure)
+        return failure
 
     def _warn(self, text: str, error: Exception) -> None:
         """Say it once a minute: an engine makes thousands of calls a second."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvstored_proto.layout import Indices
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored_client.connection import Connection, Ticket
+from kvstored_client.connection import Connection
 from kvstored_client.core import Core
 from kvstored_client.device_verbs import (
     LAYERS,
@@ -20,11 +20,12 @@ from kvstored_client.device_verbs import (
     packed_ids,
 )
 from kvstored_client.effects import CONNECT, Verb, finish
-from kvstored_client.errors import FAILED_PRECONDITION, KVStoredClientError, Refused
+from kvstored_client.errors import FAILED_PRECONDITION, FAILURES, Refused, failure_of
 from kvstored_client.keys import Packed
 from kvstored_client.layers import How
 from kvstored_client.namespace import Namespace
 from kvstored_client.paged import PagedKV
+from kvstored_client.tickets import Ticket
 from kvstored_client.verbs import leading, milliseconds, namespace_ids
 
 
@@ -64,8 +65,8 @@ class Started:
         hurry = hurrying(connection, self.transfer_id)
         try:
             reply = yield from finish(connection, self.ticket, pb.LoadReply, core.timeout_s(self.wait_s), hurry)
-        except KVStoredClientError as error:
-            yield from give_up(connection, self.transfer_id, error)
+        except FAILURES as error:
+            yield from give_up(connection, self.transfer_id, failure_of(error))
             raise
         finally:  # closed while it waits, too
             give_back_words(connection, self.ticket, self.words)

@@ -9,7 +9,7 @@ from typing import Final
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored_client.chains import Chain
-from kvstored_client.connection import Connection, Ticket
+from kvstored_client.connection import Connection
 from kvstored_client.core import Core
 from kvstored_client.device_verbs import (
     CANCEL_TIMEOUT_S,
@@ -23,10 +23,11 @@ from kvstored_client.device_verbs import (
     packed_ids,
 )
 from kvstored_client.effects import CONNECT, Sleep, Verb, finish
-from kvstored_client.errors import FAILED_PRECONDITION, KVStoredClientError, Refused
+from kvstored_client.errors import FAILED_PRECONDITION, FAILURES, KVStoredClientError, Refused, failure_of
 from kvstored_client.hinting import of_put
 from kvstored_client.putting import first_to_retry
 from kvstored_client.results import Outcome, PutResult, outcomes
+from kvstored_client.tickets import Ticket
 from kvstored_client.verbs import check_knows_ttl, leading, milliseconds, namespace_ids
 from kvstored_client.writing import DURABILITIES, DURABLE_TIMEOUT_S
 
@@ -82,8 +83,8 @@ def _reply(core: Core, connection: Connection, ticket: Ticket, transfer_id: int,
     """Wait for the end; where that is given up, until no copy runs any more."""
     try:
         return (yield from finish(connection, ticket, pb.StoreReply, limit_s, hurrying(connection, transfer_id)))
-    except KVStoredClientError as error:
-        yield from give_up(connection, transfer_id, error)
+    except FAILURES as error:
+        yield from give_up(connection, transfer_id, failure_of(error))
         raise
 
 
@@ -114,9 +115,8 @@ def store(core: Core, memory: DeviceMemory, chain: Chain, wait_s: float) -> Verb
                 if time.monotonic() + pause_s > deadline_s:
                     break
                 yield Sleep(pause_s)
-    except KVStoredClientError as error:
-        core.failed_open(error)
-        failure = error
+    except FAILURES as error:
+        failure = core.failed_open(error)
     return PutResult.of(final, written, durable=chain.durable, error=failure)
 
 
@@ -161,9 +161,8 @@ class Started:
             found = outcomes(reply.outcomes)
             final[: len(found)] = found
             written = _count(core, self.memory, chain, reply)
-        except KVStoredClientError as error:
-            core.failed_open(error)
-            failure = error
+        except FAILURES as error:
+            failure = core.failed_open(error)
         finally:  # closed while it waits, too
             give_back_words(connection, self.ticket, self.words)
         return PutResult.of(final, written, durable=chain.durable, error=failure)

@@ -16,12 +16,13 @@ from kvstored_proto import frames
 from kvstored_proto.layout import Indices
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored_client.connection import Connection, Ticket
+from kvstored_client.connection import Connection
 from kvstored_client.core import Core
 from kvstored_client.cuda_export import PROBE_BYTES, Chunk, Exporter, NotExportable
 from kvstored_client.effects import LOST_PAUSE_S, Sleep, Verb, call
 from kvstored_client.errors import FAILED_PRECONDITION, KVStoredClientError, Refused, Timeout
 from kvstored_client.paged import PagedKV
+from kvstored_client.tickets import Ticket
 
 GPU: Final = "gpu"  # the feature
 DESCRIPTORS: Final = "gpu_descriptors"  # likewise

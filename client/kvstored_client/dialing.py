@@ -47,11 +47,16 @@ def why_closed(carrier: Carrier | None) -> str:
 def dial(target: str, tls: Tls) -> tuple[socket.socket, Carrier | None]:
     """Connect, without waiting; and what carries the session where it has no shared memory. Raises Unavailable."""
     if target.startswith(REMOTE):
-        from kvstored_client.bridge import Bridge  # imports gRPC
+        # They import gRPC. Both now, and not in the midst of a call, when perhaps no file can be opened.
+        from kvstored_client import inline  # noqa: F401
+        from kvstored_client.bridge import Bridge
 
         bridge = Bridge(target.removeprefix(REMOTE), tls)
         return bridge.ours, bridge
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    except OSError as error:
+        raise Unavailable(f"connecting to {target}: {error.strerror or error}") from None
     try:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)

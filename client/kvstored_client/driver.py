@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from kvstored_client.core import Core
 from kvstored_client.effects import Connect, Effect, Finish, Verb, Work
-from kvstored_client.errors import KVStoredClientError, Timeout, Unavailable
+from kvstored_client.errors import FAILURES, SHORTAGES, KVStoredClientError, Timeout, Unavailable, failure_of
 from kvstored_client.waiting import ThreadedConnection
 
 T = TypeVar("T")
@@ -67,9 +67,11 @@ class ThreadDriver:
         except BaseException as error:
             if connection is not None:
                 connection.close()
-            if isinstance(error, KVStoredClientError):
-                self.core.connect_failed(error)
-            raise
+            if not isinstance(error, FAILURES):
+                raise
+            failure = failure_of(error)
+            self.core.connect_failed(failure)
+            raise failure from None
         self.core.connected(connection)
         return connection
 
@@ -85,12 +87,14 @@ class ThreadDriver:
             while True:
                 try:
                     answer = self._perform(effect)
-                except KVStoredClientError as error:
-                    effect = verb.throw(error)
+                except FAILURES as error:
+                    effect = verb.throw(failure_of(error))
                 else:
                     effect = verb.send(answer)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+        except SHORTAGES as error:  # in the verb itself
+            raise failure_of(error) from None
         finally:
             verb.close()  # Ctrl-C, or a buffer that does not fit: what the verb holds is given back all the same
 

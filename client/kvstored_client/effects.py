@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from kvstored_client.connection import Connection, Late, Ticket
+from kvstored_client.connection import Connection
 from kvstored_client.errors import Unavailable
+from kvstored_client.tickets import Late, Ticket
 
 R = TypeVar("R", bound=Message)
 T = TypeVar("T")

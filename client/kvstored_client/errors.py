@@ -8,7 +8,8 @@ The tree, for `Client.call` and for what happens inside:
     +-- Timeout       it did not answer in time
     +-- Refused       it answered with an error: `code` (a google.rpc.Code) and `message`
 
-Programmer errors raise TypeError and ValueError; use after a fork raises RuntimeError.
+Programmer errors raise TypeError and ValueError; use after a fork raises RuntimeError. Where this process itself runs
+out of something (memory, descriptors, threads), that is Unavailable like any other reason why no answer can be had.
 """
 
 from __future__ import annotations
@@ -37,3 +38,17 @@ class Refused(KVStoredClientError):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+SHORTAGES: Final = (MemoryError, OSError)
+"""What this process has run out of: memory, descriptors."""
+FAILURES: Final = (KVStoredClientError, *SHORTAGES)
+"""What a verb turns into a miss."""
+
+
+def failure_of(error: BaseException) -> KVStoredClientError:
+    """One of `FAILURES` as the client's own."""
+    if isinstance(error, KVStoredClientError):
+        return error
+    lacking = error.strerror or str(error) if isinstance(error, OSError) else "no memory"
+    return Unavailable(f"in this process: {lacking}")

@@ -11,12 +11,15 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from kvstored_client.connection import Connection, Ticket
+from kvstored_client import threads
+from kvstored_client.connection import Connection
 from kvstored_client.core import Core
 from kvstored_client.effects import LOST_PAUSE_S, Connect, Effect, Finish, Verb, Work
-from kvstored_client.errors import KVStoredClientError, Timeout, Unavailable
+from kvstored_client.errors import FAILURES, SHORTAGES, KVStoredClientError, Timeout, Unavailable, failure_of
+from kvstored_client.tickets import Ticket
 
 T = TypeVar("T")
 INLINE_WORK_BYTES: Final = 128 << 10  # less is done faster than a thread is woken
@@ -80,7 +83,7 @@ class LoopConnection(Connection):
             self._loop.remove_writer(self._watched_fd)
 
     def _soon(self, callback: Any, *args: Any) -> None:
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody watches, and nobody waits
             self._loop.call_soon_threadsafe(callback, *args)
 
 
@@ -145,9 +148,11 @@ class LoopDriver:
         except BaseException as error:
             if connection is not None:
                 connection.close()
-            if isinstance(error, KVStoredClientError):
-                self.core.connect_failed(error)
-            raise
+            if not isinstance(error, FAILURES):
+                raise
+            failure = failure_of(error)
+            self.core.connect_failed(failure)
+            raise failure from None
         self.core.connected(connection)
         return connection
 
@@ -163,12 +168,14 @@ class LoopDriver:
             while True:
                 try:
                     answer = await self._perform(effect)
-                except KVStoredClientError as error:
-                    effect = verb.throw(error)
+                except FAILURES as error:
+                    effect = verb.throw(failure_of(error))
                 else:
                     effect = verb.send(answer)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+        except SHORTAGES as error:  # in the verb itself
+            raise failure_of(error) from None
         finally:
             verb.close()  # cancelled: what the verb holds is given back, and no copy of it runs any more
 
@@ -215,8 +222,9 @@ class LoopDriver:
 
 
 async def in_thread(work: Work) -> Any:
-    """Run it in a thread; it uses what the verb holds."""
-    return await _to_its_end(asyncio.get_running_loop().run_in_executor(None, work.action))
+    """Run it in a thread; it uses what the verb holds. Raises Unavailable where there is no thread."""
+    submit = partial(asyncio.get_running_loop().run_in_executor, None)
+    return await _to_its_end(asyncio.wrap_future(threads.submit(submit, work.action)))
 
 
 async def _whole(seconds: float) -> None:

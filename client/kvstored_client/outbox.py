@@ -11,7 +11,7 @@ from typing import Final
 
 from kvstored_proto.frames import close_all
 
-from kvstored_client.errors import KVStoredClientError, Unavailable
+from kvstored_client.errors import SHORTAGES, KVStoredClientError, Unavailable
 
 UNSENT_BYTES_MAX: Final = 8 << 20  # a daemon that reads nothing is as good as gone
 
@@ -32,7 +32,12 @@ class Outbox:
 
     def put(self, frame: bytes, fds: tuple[int, ...] = ()) -> bool:
         """Send a frame, and descriptors, which are given away; False: not all of it has gone yet."""
-        self._frames.append((memoryview(frame), fds))
+        try:
+            self._frames.append((memoryview(frame), fds))
+        except MemoryError:
+            close_all(fds)
+            self._fail(Unavailable("no memory for a message to the daemon"))
+            return True
         return self.flush()
 
     def flush(self) -> bool:
@@ -76,7 +81,10 @@ class Outbox:
             return False
         except IndexError:  # cleared meanwhile: the connection has ended
             return True
-        except OSError as error:
-            self._fail(Unavailable(f"sending to the daemon: {error.strerror or error}"))
+        except SHORTAGES as error:
+            self._fail(Unavailable(f"sending to the daemon: {getattr(error, 'strerror', None) or 'no memory'}"))
             return False
+        except BaseException:  # Ctrl-C: nobody knows how much has gone
+            self._fail(Unavailable("sending to the daemon: interrupted"))
+            raise
         return True

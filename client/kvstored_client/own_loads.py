@@ -8,11 +8,12 @@ from typing import Final
 
 from kvstored_proto.layout import Indices
 
-from kvstored_client import verbs
+from kvstored_client import threads, verbs
 from kvstored_client.blocks import Blocks
 from kvstored_client.core import Core
 from kvstored_client.deadline import Deadline
 from kvstored_client.effects import CONNECT, Verb, Work
+from kvstored_client.errors import Unavailable
 from kvstored_client.keys import Packed
 from kvstored_client.layers import Came, How, LoadBegun, Range
 from kvstored_client.namespace import Namespace
@@ -63,6 +64,15 @@ def by_layers(
     return copies
 
 
+def ended(end: threading.Event) -> Verb[None]:
+    """Wait until a thread copies no more. Until then the engine's memory is not its own, so nothing cuts it short."""
+    if not end.is_set():
+        try:
+            yield Work(end.wait, LONG_WORK)
+        except Unavailable:  # no thread to wait in: then here, loop or not
+            end.wait()
+
+
 class LayerCopies:
     """Blocks that are held, copied layer by layer in a thread of its own; see `layers.LoadBegun`."""
 
@@ -75,16 +85,19 @@ class LayerCopies:
         self._failure: BaseException | None = None
 
     def begin(self) -> Verb[None]:
-        """Copy the first layer; the others follow. Raises ValueError for blocks of another size."""
+        """Copy the first layer; the others follow. Raises ValueError for blocks of another size.
+
+        Raises Unavailable, and holds nothing then, where there is no thread for the others.
+        """
         begun = False
         try:
             size_bytes = sum(self._blocks.sizes_bytes) // len(self._layers)
             yield Work(partial(self._copy, self._layers[0]), size_bytes)
+            threads.start(self._run, "kvstored-layers")
             begun = True
         finally:
             if not begun:
                 self._blocks.release()
-        threading.Thread(target=self._run, name="kvstored-layers", daemon=True).start()
 
     def _copy(self, layer: int) -> None:
         self._count = self._blocks.copy_into(self._kv.at(self._ids, (layer, layer + 1)))
@@ -102,8 +115,10 @@ class LayerCopies:
         except BaseException as error:
             self._failure, self._count = error, 0
         finally:
-            self._blocks.release()
-            self._end.set()
+            try:
+                self._blocks.release()
+            finally:  # whatever happened: who waits for the end would wait for ever
+                self._end.set()
 
     def stop(self) -> None:
         """Copy no further layer, and come back when nothing copies any more."""
@@ -121,8 +136,7 @@ class LayerCopies:
 
     def finish(self) -> Verb[int]:
         """See `LoadBegun`."""
-        if not self._end.is_set():
-            yield Work(self._end.wait, LONG_WORK)
+        yield from ended(self._end)
         if self._failure is not None:
             raise self._failure
         return self._count

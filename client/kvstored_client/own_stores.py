@@ -14,11 +14,11 @@ from typing import Final
 
 from kvstored_proto.layout import Indices
 
-from kvstored_client import putting, whole
-from kvstored_client.effects import CONNECT, Verb, Work
-from kvstored_client.errors import KVStoredClientError
+from kvstored_client import putting, threads, whole
+from kvstored_client.effects import CONNECT, Verb
+from kvstored_client.errors import FAILURES, KVStoredClientError, failure_of
 from kvstored_client.layers import AtTheEnd, Range, StoreBegun
-from kvstored_client.own_loads import LONG_WORK
+from kvstored_client.own_loads import ended
 from kvstored_client.paged import PagedKV
 from kvstored_client.putting import Put
 from kvstored_client.results import Outcome, PutResult
@@ -41,7 +41,7 @@ def begin(put: Put, kv: PagedKV, ids: Indices, failed: Callable[[str], None]) ->
         reservation = yield from reserve(
             put.core, put.namespace, part, sizes_bytes[: part.length], put.parent, 0.0, put.terms
         )
-    except KVStoredClientError:  # told at the end, should it still be so
+    except FAILURES:  # told at the end, should it still be so
         return AtTheEnd(putting.run(put), put.hashes.length)
     parts: list[Batch] = []
     try:
@@ -51,7 +51,12 @@ def begin(put: Put, kv: PagedKV, ids: Indices, failed: Callable[[str], None]) ->
     except BaseException:
         _give_up(reservation, parts)
         raise
-    return LayerStaging(put, kv, ids, reservation, parts, failed)
+    staging = LayerStaging(put, kv, ids, reservation, parts, failed)
+    try:
+        staging.start()
+    except FAILURES:
+        return AtTheEnd(putting.run(put), put.hashes.length)
+    return staging
 
 
 def _give_up(reservation: Reservation, parts: list[Batch]) -> None:
@@ -81,10 +86,17 @@ class LayerStaging:
         self._failure: BaseException | None = None
         self._unused = weakref.finalize(self, _give_up, reservation, parts)
         self._unused.atexit = False
-        if parts:
-            threading.Thread(target=self._run, name="kvstored-layers", daemon=True).start()
-        else:
+
+    def start(self) -> None:
+        """Let the thread begin. Raises Unavailable, and nothing is held then, where there is none."""
+        if not self._parts:
             self._end.set()
+            return
+        try:
+            threads.start(self._run, "kvstored-layers")
+        except BaseException:
+            self._unused()
+            raise
 
     # ---- the thread ----
 
@@ -97,12 +109,16 @@ class LayerStaging:
                 place = self._kv.place_of_layers(self._ids, (self._copied, ready))
                 place.read(self._indices, targets)
                 self._copied = ready
+        except FAILURES as error:
+            self._failure = failure_of(error)
         except BaseException as error:
             self._failure = error
         finally:
-            if self._copied < self._kv.layers:
-                self._unused()  # nobody waits for its room to come back
-            self._end.set()
+            try:
+                if self._copied < self._kv.layers:
+                    self._unused()  # nobody waits for its room to come back
+            finally:
+                self._end.set()
 
     def _awaited(self) -> int:
         """So many layers are ready, more than are copied; 0: it is given up."""
@@ -141,8 +157,7 @@ class LayerStaging:
         """See `StoreBegun`."""
         if cancel:
             self._give_notice()
-        if not self._end.is_set():
-            yield Work(self._end.wait, LONG_WORK)
+        yield from ended(self._end)
         put, reservation = self._put, self._reservation
         if self._failure is not None and not isinstance(self._failure, KVStoredClientError):
             raise self._failure

@@ -20,7 +20,7 @@ from kvstored_client.connection import Connection
 from kvstored_client.core import Core
 from kvstored_client.deadline import NEVER, Deadline
 from kvstored_client.effects import CONNECT, Sleep, Verb, Work
-from kvstored_client.errors import KVStoredClientError
+from kvstored_client.errors import FAILURES, KVStoredClientError
 from kvstored_client.keys import Packed
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import Outcome, PutResult
@@ -131,9 +131,8 @@ def run(put: Put, staged: tuple[Reservation, list[Batch]] | None = None) -> Verb
     try:
         start = 0 if staged is None else (yield from _commit_staged(put, *staged))
         yield from _put_parts(put, start)
-    except KVStoredClientError as error:
-        put.core.failed_open(error)
-        failure = error
+    except FAILURES as error:
+        failure = put.core.failed_open(error)
     return put.result(failure)
 
 

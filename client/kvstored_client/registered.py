@@ -13,7 +13,7 @@ from kvstored_client.chains import Chain
 from kvstored_client.core import Core
 from kvstored_client.deadline import TOO_LATE, Deadline
 from kvstored_client.effects import CONNECT, Verb
-from kvstored_client.errors import KVStoredClientError
+from kvstored_client.errors import FAILURES
 from kvstored_client.keys import Packed, pack
 from kvstored_client.layers import Came, How, LoadBegun, NotStored, Range, StoreBegun
 from kvstored_client.namespace import Namespace
@@ -45,6 +45,8 @@ class Registered:
         self._copying: weakref.WeakSet[LayerCopies | LayerStaging] = weakref.WeakSet()  # in threads of their own
         self._device: DeviceMemory | None = None
         if kv.device != CPU:
+            # All now, and not in the midst of a call, when perhaps no file can be opened.
+            from kvstored_client import backends  # noqa: F401
             from kvstored_client.device_verbs import DeviceMemory
 
             self._device = DeviceMemory(kv)
@@ -188,9 +190,8 @@ class Registered:
         try:
             if (yield from self._by_daemon()):
                 return (yield from device_stores.start_store(core, memory, chain, wait_s))
-        except KVStoredClientError as error:
-            core.failed_open(error)
-            return NotStored(chain.hashes.length, error)
+        except FAILURES as error:
+            return NotStored(chain.hashes.length, core.failed_open(error))
         return (yield from self._begin_store(chain.put(core, self.kv, wait_s), chain))
 
     def _begin_store(self, put: Put, chain: Chain) -> Verb[StoreBegun]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvstored_client.core import Core
 from kvstored_client.effects import Verb
-from kvstored_client.errors import KVStoredClientError
+from kvstored_client.errors import FAILURES, KVStoredClientError
 from kvstored_client.keys import Packed
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import Outcome, PutResult
@@ -132,9 +132,8 @@ def commit_staged(core: Core, staged: Staged) -> Verb[PutResult]:
     failure: KVStoredClientError | None = None
     try:
         yield from commit_all(core, reservation, waiting, COMMITS_IN_FLIGHT)
-    except KVStoredClientError as error:
-        core.failed_open(error)
-        failure = error
+    except FAILURES as error:
+        failure = core.failed_open(error)
     finally:
         reservation.settle()
         for part in waiting:

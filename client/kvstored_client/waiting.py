@@ -14,8 +14,9 @@ import threading
 import time
 from typing import Final
 
-from kvstored_client.connection import Connection, Ticket
+from kvstored_client.connection import Connection
 from kvstored_client.errors import Timeout, Unavailable
+from kvstored_client.tickets import Ticket
 
 # A reply takes less than this mostly, and to be woken from sleep takes as long as the reply itself: a look-up
 # of one block took 124 us sleeping and 73 us so (2-CPU virtual machine).

@@ -14,7 +14,7 @@ from typing import Final
 
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored_client.connection import Connection, Ticket
+from kvstored_client.connection import Connection
 from kvstored_client.core import Core
 from kvstored_client.effects import CONNECT, Verb, finish
 from kvstored_client.errors import Unavailable
@@ -24,6 +24,7 @@ from kvstored_client.namespace import Namespace
 from kvstored_client.results import Outcome, outcomes
 from kvstored_client.staging import Region, StagingRing, aligned
 from kvstored_client.terms import Terms
+from kvstored_client.tickets import Ticket
 from kvstored_client.verbs import check_knows_durability, check_knows_ttl, check_seeded, milliseconds, namespace_ids
 
 # Two of them in flight stay in cache until the daemon has taken them. Twice the size cost less CPU time (44 instead of

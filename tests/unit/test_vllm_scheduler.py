@@ -5,14 +5,16 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from kvstored_client import LookupResult, Outcome
+from kvstored_client import LookupResult, Outcome, Unavailable, threads
 from kvstored_client.engines.vllm import adapters
 from kvstored_client.engines.vllm.adapters import Adapters
 from kvstored_client.engines.vllm.cuts import tracks_of
 from kvstored_client.engines.vllm.orders import ALL, Report, Run
 from kvstored_client.engines.vllm.requests import Saves, Tracked
 from kvstored_client.engines.vllm.shape import Group, Shape
-from vllm_fakes import BLOCK, FULL, Store, answered, end_threads, load, output, request, side
+from vllm_fakes import BLOCK, FULL, Held, Store, answered, end_threads, load, output, request, side
+
+from tests.shortages import no_threads
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +34,35 @@ def test_the_first_ask_never_waits_and_a_later_one_has_the_answer():
     store.gate.set()
     assert answered(scheduler, request()) == (4 * BLOCK, True)
     assert len(store.asked) == 1  # asked once, however often the engine does
+
+
+def test_a_request_for_which_there_is_no_thread_to_ask_in_is_computed_and_the_next_is_asked_for():
+    store = Store((4,))
+    scheduler = side(store)
+    with no_threads():
+        assert scheduler.matched(request(), 0) == (0, False)
+    assert store.asked == []
+    assert answered(scheduler, request("next")) == (4 * BLOCK, True)
+    unasked = side(store)
+    with no_threads():
+        assert unasked.matched(request(), 0) == (0, False)
+        unasked.close()
+
+
+def test_what_no_thread_can_wait_for_is_no_promise(monkeypatch):
+    class Kept(Held):
+        def __len__(self):  # as of blocks of the client, which know it after their release, too
+            return self.count
+
+    def refused(*_):
+        raise Unavailable("can't start new thread")
+
+    store, held = Store((4,)), Kept(2, Outcome.PENDING)
+    scheduler = side(store)
+    monkeypatch.setattr(store, "get", lambda *_: held)
+    monkeypatch.setattr(threads, "submit", refused)
+    assert answered(scheduler, request()) == (0, False)
+    assert held.released == 1
 
 
 def test_at_least_one_token_is_left_to_compute():

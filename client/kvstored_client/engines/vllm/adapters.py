@@ -11,8 +11,10 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
+from kvstored_client import Unavailable, threads
 from kvstored_client.identity import ConfigError, WeightsError, adapter_identity
 
 _LOG = logging.getLogger(__name__)
@@ -40,7 +42,10 @@ class Adapters:
             return True
         if key not in self._reading:
             self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="kvstored-adapter")
-            self._reading[key] = (self._pool.submit(_read, lora), self._clock())
+            try:
+                self._reading[key] = (threads.submit(self._pool.submit, partial(_read, lora)), self._clock())
+            except Unavailable:
+                return True  # not known this time
         reading, since_s = self._reading[key]
         if not reading.done():
             return self._clock() - since_s >= self._wait_s

@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
-from kvstored_client import Namespace
+from kvstored_client import Namespace, Unavailable, threads
 from kvstored_client.engines.vllm.counts import Counts
 from kvstored_client.engines.vllm.orders import Load, Run
 from kvstored_client.paged import PagedKV
@@ -48,7 +49,12 @@ class Loader:
         for order in loads:
             with self._lock:
                 self._under_way += 1
-            self._pool.submit(self._beside, order, time.monotonic())
+            now_s = time.monotonic()
+            try:
+                threads.submit(self._pool.submit, partial(self._beside, order, now_s))
+            except Unavailable:
+                _LOG.exception("a load could not begin; the engine computes what it was to bring")
+                self._over(order, self._count(order, 0, 0, now_s))
 
     def load_now(self, loads: Sequence[Order]) -> bool:
         """Load within the step; whether every block came."""
@@ -82,7 +88,10 @@ class Loader:
     # ---- in threads ----
 
     def _beside(self, order: Order, ordered_at_s: float) -> None:
-        missing = self._load(order, ordered_at_s)
+        self._over(order, self._load(order, ordered_at_s))
+
+    def _over(self, order: Order, missing: list[int]) -> None:
+        """Report a load that ran beside the steps."""
         with self._lock:
             self._bad_blocks.update(missing)  # visible no later than the end
             if missing:
@@ -94,7 +103,6 @@ class Loader:
     def _load(self, order: Order, ordered_at_s: float) -> list[int]:
         """The blocks that did not come: all from the first one that is missing."""
         load, namespaces = order
-        wanted = load.block_ids
         blocks = size = 0
         try:
             for run in load.runs:
@@ -105,6 +113,11 @@ class Loader:
                     break
         except Exception:  # nothing that fails here may reach the engine
             _LOG.exception("a load failed; the engine computes what it was to bring")
+        return self._count(order, blocks, size, ordered_at_s)
+
+    def _count(self, order: Order, blocks: int, size: int, ordered_at_s: float) -> list[int]:
+        """A load brought so many blocks and bytes; those that did not come."""
+        wanted = order[0].block_ids
         missing = wanted[blocks:]
         self._counts.add(
             loads=1,

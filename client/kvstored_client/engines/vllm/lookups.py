@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
-from kvstored_client import LookupResult, Namespace, Outcome
+from kvstored_client import LookupResult, Namespace, Outcome, Unavailable, threads
 from kvstored_client.engines.vllm.counts import Counts
 from kvstored_client.engines.vllm.cuts import Held, Question, Source, Track, hold
 from kvstored_client.engines.vllm.shape import Shape
@@ -84,8 +85,10 @@ class Lookups:
             known = block_hashes[: end * self.shape.unit_tokens // self.shape.hash_tokens]
             lookup = Lookup(Question(self.shape, tracks, known, start, end), self.clock())
             self._of_request[request_id] = lookup
-            self._start()
-            self._asked.put(lookup)
+            if self._running():
+                self._asked.put(lookup)
+            else:
+                self._settle(lookup, None)
         if lookup.answered:
             return max(lookup.end, start)
         if self.clock() - lookup.asked_at_s < self.wait_s:
@@ -141,11 +144,15 @@ class Lookups:
 
     # ---- in threads ----
 
-    def _start(self) -> None:
+    def _running(self) -> bool:
+        """Whether there is a thread that asks; begins it where there is none yet."""
         if self._thread is None:
             self._bringing_up = ThreadPoolExecutor(_BRINGING_UP, thread_name_prefix="kvstored-bring-up")
-            self._thread = threading.Thread(target=self._run, name="kvstored-lookup", daemon=True)
-            self._thread.start()
+            try:
+                self._thread = threads.start(self._run, "kvstored-lookup")
+            except Unavailable:
+                _LOG.exception("nothing can be looked up now; requests are computed without the store")
+        return self._thread is not None
 
     def _run(self) -> None:
         while (lookup := self._asked.get()) is not None:
@@ -164,8 +171,9 @@ class Lookups:
             worth = self._worth(question) if coming else there
             left_s = lookup.asked_at_s + self.wait_s - self.clock()
             if worth > there and left_s > 0.0 and self._bringing_up is not None:
-                held.release()  # the hold that waits has all of it
-                self._bringing_up.submit(self._look, lookup, worth, left_s)
+                before, held = held, None  # nobody is promised what is let go here
+                before.release()  # the hold that waits has all of it
+                threads.submit(self._bringing_up.submit, partial(self._look, lookup, worth, left_s))
                 return
         except Exception:  # nothing that fails here may fail a request
             _LOG.exception("a look-up failed; the request is computed without the store")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from kvstored_client import Namespace, Outcome
+from kvstored_client import Namespace, Outcome, Unavailable, threads
 from kvstored_client.buffers import spans_of
 from kvstored_client.engines.vllm.counts import Counts
 from kvstored_client.engines.vllm.orders import Save
@@ -59,11 +59,17 @@ class Saver:
         self._lock = threading.Lock()
         self._under_way: dict[int, _Job] = {}
         self._ended: dict[int, int] = {}
-        self._thread = threading.Thread(target=self._run, name="kvstored-save", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        self._running()
 
     def submit(self, saves: Iterable[tuple[Save, Sequence[Namespace]]]) -> None:
-        """Begin these, each with the namespaces of its groups, when those before them are done."""
+        """Begin these, each with the namespaces of its groups, when those before them are done.
+
+        Where there is no thread to save in, they are over with nothing stored.
+        """
+        if not self._running():
+            self.refuse((save for save, _ in saves), 0)
+            return
         for save, namespaces in saves:
             group = save.run.group
             job = _Job(save, namespaces[group], self._pages[group])
@@ -100,8 +106,17 @@ class Saver:
 
     def close(self) -> None:
         """Save what is under way, then end the thread."""
-        self._jobs.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _running(self) -> bool:
+        """Whether there is a thread; it begins at the engine's start or, where there was none to be had, later."""
+        try:
+            self._thread = self._thread or threads.start(self._run, "kvstored-save")
+        except Unavailable:
+            _LOG.exception("nothing can be saved now")
+        return self._thread is not None
 
     # ---- in the thread ----
 

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from kvstored_proto.v1.kvstored_pb2 import NamespaceSpec
 
-from kvstored_client import Namespace, Outcome
+from kvstored_client import Namespace, Outcome, Unavailable, threads
 from kvstored_client.engines.vllm.settings import UnsupportedError
 from kvstored_client.identity import ConfigError, WeightsError, spec_from_hf_config
 from kvstored_client.paged import PagedKV
@@ -99,7 +100,13 @@ class Jobs:
         is_load: bool,
     ) -> None:
         hashes = [bytes(key) for key in keys]
-        future = pool.submit(self._run, move, job_id, hashes, chunk_ids, is_load=is_load)
+        run = partial(self._run, move, job_id, hashes, chunk_ids, is_load=is_load)
+        try:
+            future = threads.submit(pool.submit, run)
+        except Unavailable:
+            _LOG.exception("a %s could not begin", "load" if is_load else "store")
+            self._ended.put(Ended(job_id, keys, 0, is_load, 0.0))
+            return
         self._under_way = {each for each in self._under_way if not each.done()} | {future}
 
     # ---- in threads ----
