@@ -31,6 +31,11 @@ class Hinting:
                         pool.order = found
         return found
 
+    def forget(self, tenant: str) -> None:
+        """The tenant has gone with all of its blocks and orders; another of its name begins without."""
+        self._hinted = {key: hinted for key, hinted in self._hinted.items() if key[0] != tenant}
+        self.trust.pop(tenant, None)
+
     def of_tenant(self, tenant: str) -> Iterator[tuple[int, Hinted]]:
         """Slot sizes and orders of one tenant's hinted pools."""
         return ((size, hinted) for (owner, size), hinted in list(self._hinted.items()) if owner == tenant)

@@ -125,14 +125,18 @@ class Session:
         if self.caller.role != "admin":
             raise PermissionDenied(f"this needs the role admin; the caller's is {self.caller.role}")
 
-    def space_of(self, namespace_id: int) -> Space:
-        """The space behind a namespace handle. Raises NotFound, or Unauthenticated where the session has ended.
+    def check_open(self) -> None:
+        """Raises Unauthenticated where the session has ended.
 
         A call may be begun, and served a turn later: what it then took for a session that has ended, nobody would
         ever give back.
         """
         if self.ended:
             raise Unauthenticated("the session has ended: open a new one")
+
+    def space_of(self, namespace_id: int) -> Space:
+        """The space behind a namespace handle. Raises NotFound, or Unauthenticated where the session has ended."""
+        self.check_open()
         space = self.spaces.get(namespace_id)
         if space is None:
             raise NotFound(f"namespace {namespace_id} is not open in this session: open it first")

@@ -136,7 +136,7 @@ class Daemon:
             config=config,
             store=store,
             purges=purges,
-            departures=Departures(parts, purges, changes.left),
+            departures=Departures(parts, purges, store.hints.hinting, changes.left),
             identity=Identity(tenants, self._clock.wall),
             metrics=self._metrics,
             audit=AuditLog(audit_path, self._clock, self._state.take),

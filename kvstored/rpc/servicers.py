@@ -89,30 +89,40 @@ def _fill(servicer: object, service: ServiceDescriptor, context: Context, sessio
 def _unary(
     context: Context, sessions: RemoteSessions, operation: Operation
 ) -> Callable[[Message, Call], Awaitable[Message]]:
-    async def serve(session: Session, request: Message) -> Message:
-        try:
-            reply = operation.serve(context, session, request)
-            return reply if isinstance(reply, Message) else await reply
-        finally:
-            sessions.leave(session)
-
     async def work(request: Message, call: Call) -> Message:
-        session = sessions.enter(call)
-        releasing: list[Releasing] = []
-
-        def left() -> None:
-            releasing.append(context.store.release_times.begin(Cause.CANCEL))
-
-        def undo(reply: Message) -> None:
-            _undo(context, session, operation.name, reply)
-            releasing[0].ended()
-
-        return await to_its_end(serve(session, request), undo, left)
+        return await served(context, sessions.enter(call), operation, request, sessions.leave)
 
     async def method(request: Message, call: Call) -> Message:
         return await _answer(context, call, operation.name, work(request, call))
 
     return method
+
+
+async def served(
+    context: Context, session: Session, operation: Operation, request: Message, leave: Callable[[Session], object]
+) -> Message:
+    """One call of a session, to its end though its client leaves: then what it took is given back. `leave` it after.
+
+    It begins in a turn of its own, and is refused where the session has ended by then.
+    """
+    releasing: list[Releasing] = []
+
+    async def serve() -> Message:
+        try:
+            session.check_open()
+            reply = operation.serve(context, session, request)
+            return reply if isinstance(reply, Message) else await reply
+        finally:
+            leave(session)
+
+    def left() -> None:
+        releasing.append(context.store.release_times.begin(Cause.CANCEL))
+
+    def undo(reply: Message) -> None:
+        _undo(context, session, operation.name, reply)
+        releasing[0].ended()
+
+    return await to_its_end(serve(), undo, left)
 
 
 def _undo(context: Context, session: Session, operation: str, reply: Message) -> None:
@@ -124,6 +134,9 @@ def _undo(context: Context, session: Session, operation: str, reply: Message) ->
             context.store.writes.abort(session, reply.reservation_id, [])
         elif isinstance(reply, pb.PrefetchReply) and reply.prefetch_id:
             leave_alone(context.store.prefetches.cancel(session, reply.prefetch_id))
+        elif isinstance(reply, pb.RegisterMemoryReply) and reply.registration_id:
+            assert context.store.transfers is not None, "it registered something"
+            leave_alone(context.store.transfers.unregister(session, reply.registration_id))
 
 
 async def _answer(context: Context, call: Call, name: str, work: Awaitable[Message]) -> Message:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from kvstored.background import cancel_all
+from kvstored.catalog.hinting import Hinting
 from kvstored.errors import KVStoredError
 from kvstored.purge.purge import LOOK_S, RETIRED_WAIT_S
 from kvstored.purge.purges import Purges
@@ -28,8 +29,9 @@ Left = Callable[[str], Awaitable[None]]
 class Departures:
     """The tenants that are leaving. `left` puts on record that nothing of one is there any more."""
 
-    def __init__(self, parts: Parts, purges: Purges, left: Left) -> None:
+    def __init__(self, parts: Parts, purges: Purges, hinting: Hinting, left: Left) -> None:
         self._parts = parts
+        self._hinting = hinting
         self._purges = purges
         self._left = left
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -94,6 +96,7 @@ class Departures:
             parts.catalog.drop(space)
         for key in [key for key in parts.catalog.orders if key[0] == name]:
             del parts.catalog.orders[key]
+        self._hinting.forget(name)
         parts.stats.pop(name, None)
         parts.history.forget(name)
         parts.turns.pop(name, None)

@@ -155,8 +155,10 @@ class Store:
 
         `lifetime`: of puts by the handle that do not say.
 
-        Raises InvalidArgument, LimitExceeded, or FailedPrecondition where there is no NVMe to be durable on.
+        Raises InvalidArgument, LimitExceeded, FailedPrecondition where there is no NVMe to be durable on, or
+        Unauthenticated where the session has ended: of a tenant that is removed no name may be kept.
         """
+        session.check_open()
         tenant = session.caller.tenant
         if lifetime is not None:
             lifetime.check()
@@ -174,6 +176,8 @@ class Store:
         space = self.parts.catalog.space(Namespace(tenant, digest, encoding, wire.fields(spec)))
         handle = self.parts.sessions.add_space(session, space, durable=durable, lifetime=lifetime)
         await self.parts.dram.remember_namespaces([space.namespace])
+        if self.parts.tenants.is_leaving(tenant) or self.parts.catalog.spaces.get(digest) is not space:
+            session.check_open()
         if not known and self.parts.below is not None:
             await self.parts.below.tier.remember_namespace(tenant, digest, encoding, space.namespace.fields)
         return handle, space, wire.chain_seed(tenant, spec)

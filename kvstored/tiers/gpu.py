@@ -122,12 +122,11 @@ class Gpus:
         registration.ended = True
         if self._registrations.pop(registration.number, None) is None:
             return
-        worker = self.devices.known(registration.uuid)
-        if worker is None or registration.number not in worker.registered:
+        worker, number = self.devices.known(registration.uuid), registration.number
+        # A worker that is being told of it opens it, and then hears of this.
+        if worker is None or not (number in worker.registered or worker.owes(messages.Registered, number)):
             return
-        asking = asyncio.ensure_future(
-            worker.ask(messages.Unregister(registration.number), messages.Unregistered, registration.number)
-        )
+        asking = asyncio.ensure_future(worker.ask(messages.Unregister(number), messages.Unregistered, number))
         done, _ = await asyncio.wait([asking], timeout=self._drain_max_s)
         if not done:
             worker.kill(f"memory was not let go of within {self._drain_max_s:g} s")

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from kvstored.device import worker_messages as messages
-from kvstored.testing.waiting import until
+from kvstored.testing.waiting import turns, until
 from kvstored.tiers.gpu import Gpus, How, Registration
 from kvstored.tiers.gpu_worker import GpuWorker
 
@@ -78,6 +78,27 @@ async def test_memory_that_is_unregistered_while_several_have_it_opened_is_let_g
     assert len(worker._outbox.of(messages.Unregister)) == 1
     worker._hear(messages.Unregistered(1))
     assert await asyncio.gather(*moving) == ["the memory is not registered any more"] * 3
+
+
+async def test_who_unregisters_memory_that_a_fresh_worker_is_just_opening_waits_until_it_is_closed(
+    worker, gpus, registration, monkeypatch
+):
+    gpus._registrations[registration.number] = registration
+    monkeypatch.setattr(gpus.devices, "known", lambda uuid: worker)
+    moving = asyncio.create_task(gpus.transfer(registration, b"", [], How(to_device=True)))
+    await until(lambda: worker._outbox.of(messages.Register))
+    closing = asyncio.create_task(gpus.unregister(registration))
+    await turns()
+    assert not closing.done(), "the worker is about to hold it"
+    worker._hear(messages.Registered(1, ""))
+    await until(lambda: worker._outbox.of(messages.Unregister))
+    worker._hear(messages.Unregistered(1))
+    await closing
+    while not moving.done():  # it asked for the same, or does so now
+        worker._hear(messages.Unregistered(1))
+        await asyncio.sleep(0)
+    assert await moving == "the memory is not registered any more"
+    assert not worker.registered
 
 
 async def test_memory_whose_descriptors_cannot_be_had_is_refused_and_none_of_them_is_left(

@@ -11,11 +11,14 @@ from kvstored.lifetime import Lifetime
 from kvstored.policy.hinted import Hinted
 from kvstored.policy.quota import Quota
 from kvstored.policy.watermarks import Watermarks
+from kvstored.purge.purges import Purges
 from kvstored.purge.receipts import Selection
+from kvstored.store.departures import Departures
 from kvstored.store.hints import PIN_MAX_S, Wish
 from kvstored.store.outcomes import NO_ROOM
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
+from kvstored.testing.waiting import PATIENCE_S
 from tests.unit.test_purges import purge
 
 PINS = {"dram_guaranteed_bytes": 8 * BLOCK_BYTES, "hard_pin_bytes": 4 * BLOCK_BYTES}
@@ -244,6 +247,38 @@ async def test_pins_do_not_keep_another_from_its_guarantee():
         assert all(there(hers, chain("a", 8)))
         assert all(there(his, kept)), "they were moved"
         assert node.counters["relocated_blocks"]
+
+
+async def test_a_tenant_that_went_and_came_back_hints_its_own_blocks():
+    """Its blocks stand in an order that those of before never stood in."""
+    async with Node(16, tenants=ALICE) as node:
+        hints = node.store.hints
+        session, space = await opened(node)
+        await node.put(session, space, chain("a", 8))
+        await hints.hint(session, space, chain("a", 2), HARD)
+        hints.hinting.trust["alice"].note(wrong=True)
+        node.store.end_session(session)
+
+        left = asyncio.Event()
+
+        async def on_record(name):
+            left.set()
+
+        departures = Departures(node.parts, Purges(node.store), hints.hinting, on_record)
+        departures.begin("alice")
+        await asyncio.wait_for(left.wait(), PATIENCE_S)
+        assert not node.parts.dram.used_bytes_of("alice")
+        session, space = await opened(node)
+        await node.put(session, space, chain("b", 8))
+        assert (await hints.hint(session, space, chain("b", 8), SOFT)).applied == 2
+        assert not hints.hinting.trust["alice"].wrong_share
+        order = node.parts.catalog.order("alice", BLOCK_BYTES)
+        assert isinstance(order, Hinted)
+        assert len(list(order)) == len(order) == 8
+        node.clock.now += 61
+        await hints.sweep()
+        await node.put(session, space, chain("c", 16))
+        assert not any(there(space, chain("b", 8))), "nothing is kept for good"
 
 
 async def test_who_hints_at_random_takes_nothing_from_others_and_stays_within_its_pins():

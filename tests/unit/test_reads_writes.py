@@ -3,14 +3,16 @@
 import asyncio
 
 import pytest
+from kvstored_proto.v1 import kvstored_pb2 as pb
 
-from kvstored.errors import InvalidArgument, LimitExceeded, NotFound, PermissionDenied
+from kvstored.errors import InvalidArgument, LimitExceeded, NotFound, PermissionDenied, Unauthenticated
 from kvstored.policy.quota import Quota
 from kvstored.store.answers import FoundRun
 from kvstored.store.outcomes import HIT, MISS, NO_ROOM, PENDING, RESERVED, THROTTLED
 from kvstored.store.parts import Limits
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, STAGING_BYTES, Node, chain, payload
+from kvstored.testing.waiting import until
 
 
 async def lookup(node, space, hashes):
@@ -232,6 +234,48 @@ async def test_a_session_that_ended_while_its_get_waited_holds_nothing():
         assert (await getting).blocks == 0
         node.store.end_session(session)
         node.audit()
+
+
+async def test_a_call_that_is_served_after_the_end_of_its_session_leaves_nothing():
+    async with Node() as node:
+        session = await node.session()
+        space = await node.space(session)
+        data = bytearray(payload(chain("a", 1)[0]))
+        putting = node.store.commits.put_inline(session, space, chain("a", 1)[0], b"", data, 0.0)
+        opening = node.store.open_namespace(session, pb.NamespaceSpec(model="other"))
+        node.store.end_session(session)
+        for late in (putting, opening):
+            with pytest.raises(Unauthenticated):
+                await late
+        assert list(node.parts.catalog.spaces.values()) == [space]
+        assert not space.entries
+        assert not session.reservations
+
+
+async def test_no_name_of_a_removed_tenant_is_kept_for_a_call_that_it_left_behind(monkeypatch):
+    lower = MemoryTier()
+    async with Node(below=lower) as node:
+        session, noting = await node.session(), asyncio.Event()
+        remembered = []
+
+        async def slow(namespaces):
+            await noting.wait()
+
+        async def remember(*namespace):
+            remembered.append(namespace)
+
+        monkeypatch.setattr(node.parts.dram, "remember_namespaces", slow)
+        monkeypatch.setattr(lower, "remember_namespace", remember)
+        opening = [asyncio.ensure_future(node.space(session, model)) for model in ("one", "two")]
+        await until(lambda: len(node.parts.catalog.spaces) == 2)
+        one, two = node.parts.catalog.spaces.values()
+        node.store.end_session(session)  # with its credential, and then all that the tenant has is forgotten
+        node.parts.catalog.drop(two)
+        noting.set()
+        first, second = await asyncio.gather(*opening, return_exceptions=True)
+        assert first is one, "a session that only ends has its namespace remembered: the next one finds it known"
+        assert isinstance(second, Unauthenticated)
+        assert [digest for _, digest, *_ in remembered] == [one.namespace.digest]
 
 
 async def test_several_namespaces_answer_what_all_have():
