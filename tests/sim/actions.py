@@ -138,6 +138,8 @@ async def open_session(world, _client):
     if orphan is not None:
         resume(world, client, orphan)
     for number in range(len(client.sizes)):
+        if session.ended:  # it is refused then
+            break
         spec = pb.NamespaceSpec(model=f"model-{number}")
         world.tenant_of[wire.digest(tenant, spec)] = tenant
         _, space, _ = await store.open_namespace(session, spec)
