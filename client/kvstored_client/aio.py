@@ -62,7 +62,7 @@ class AsyncStagedPut(Staged):
 
     async def commit(self) -> PutResult:
         """Store what the views hold; readable when this returns."""
-        return await self._driver.data(commit_staged(self._driver.core, self), self.result)
+        return await self._driver.data(commit_staged(self._driver.core, self), self.result, begun=True)
 
 
 class AsyncPrefetch:
@@ -82,11 +82,12 @@ class AsyncPrefetch:
     async def wait(self, timeout_s: float) -> PrefetchStatus:
         """How far it is, when it is done or after `timeout_s`."""
         asking = prefetching.poll(self._driver.core, self._started, timeout_s)
-        return await self._driver.data(asking, self._started.unknown)
+        return await self._driver.data(asking, self._started.unknown, begun=True)
 
     async def cancel(self) -> PrefetchStatus:
         """End it; when this returns an answer of the daemon, no copy of it runs any more."""
-        return await self._driver.data(prefetching.cancel(self._driver.core, self._started), self._started.unknown)
+        cancelling = prefetching.cancel(self._driver.core, self._started)
+        return await self._driver.data(cancelling, self._started.unknown, begun=True)
 
 
 class AsyncClient:
@@ -138,7 +139,7 @@ class AsyncClient:
         return self._core.boot_id
 
     async def close(self) -> None:
-        """End the session and all that it holds. Safe to call twice."""
+        """See `Client.close`."""
         self._driver.close()
 
     async def __aenter__(self) -> Self:

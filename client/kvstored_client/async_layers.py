@@ -26,7 +26,7 @@ class AsyncLoading(LoadUnderWay):
         return await asyncio.shield(self._finishing)
 
     async def _finish(self) -> int:
-        return self._over(await self._driver.data(self._begun.finish(), 0))
+        return self._over(await self._driver.data(self._begun.finish(), 0, begun=True))
 
 
 class AsyncStoring(StoreUnderWay):
@@ -52,7 +52,8 @@ class AsyncStoring(StoreUnderWay):
     async def _finish(self, *, cancel: bool) -> PutResult:
         if self._finishing is None:
             self._over = True
-            self._finishing = asyncio.create_task(self._driver.run(self._begun.finish(cancel=cancel)))
+            ending = self._driver.run(self._begun.finish(cancel=cancel), begun=True)
+            self._finishing = asyncio.create_task(ending)
         return await asyncio.shield(self._finishing)
 
     async def __aenter__(self) -> Self:

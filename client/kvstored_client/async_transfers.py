@@ -105,9 +105,9 @@ class AsyncPagedTransfers(Registered):
         verb = self.close_verb()
         try:
             if verb is not None:
-                await self._driver.data(verb, None)
+                await self._driver.data(verb, None, begun=True)
         finally:
-            if self._copying:
+            if self._copies:
                 try:
                     await in_thread(Work(self.stop_copies, LONG_WORK))
                 except Unavailable:  # no thread to wait in: then in this one

@@ -18,7 +18,7 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored_client import buffers as memory
 from kvstored_client.connection import Connection
-from kvstored_client.errors import Unavailable
+from kvstored_client.errors import FAILURES, Unavailable
 from kvstored_client.holds import Hold
 from kvstored_client.mapping import Mapping, Segments
 from kvstored_client.results import Outcome, outcome
@@ -230,7 +230,7 @@ class Blocks:
         place = memory.place_of(buffers, count, block_bytes or self.sizes_bytes[0], writable=True)
         try:
             self._only.deliver(place)
-        except Unavailable:
+        except FAILURES:
             return 0
         return self._count if self.valid() else 0
 

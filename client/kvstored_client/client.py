@@ -111,7 +111,10 @@ class Client:
         return self._core.boot_id
 
     def close(self) -> None:
-        """End the session and all that it holds. Safe to call twice, and in a forked child."""
+        """End the session and all that it holds. Safe to call twice, and in a forked child.
+
+        What was begun before (a load, a store, a staged put, a prefetch) is answered as where the daemon has gone.
+        """
         self._driver.close()
 
     def __enter__(self) -> Self:

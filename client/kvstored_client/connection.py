@@ -14,6 +14,7 @@ import os
 import select
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Final, Self
@@ -44,6 +45,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.error: KVStoredClientError | None = None
+        self.ended_at_s = 0.0  # when it was found to have failed
         self.staging: StagingRing | None = None
         self.page: SessionPage | None = None
         self.segments = Segments(self._segment_dropped)
@@ -260,7 +262,7 @@ class Connection:
         with self._lock:
             if self.error is not None:
                 return
-            self.error = error
+            self.error, self.ended_at_s = error, time.monotonic()
             # `start` in another thread adds to these and, now that it sees the error, takes away.
             tickets = list(self._pending.values())
             self._pending.clear()

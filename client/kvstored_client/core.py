@@ -97,14 +97,22 @@ class Core:
         self._frames_at_timeout = -1
         self._warn_again_at_s = 0.0
 
-    def check_process(self) -> None:
-        """Raises RuntimeError in a process that was forked from the one that made the client, or after close."""
+    def check_process(self, *, begun: bool = False) -> None:
+        """Raises RuntimeError in a process that was forked from the one that made the client, or after close.
+
+        `begun`: not after close, for what was begun before.
+        """
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "this kvstored client was made before a fork and belongs to the parent process: make a new one here"
             )
-        if self.closed:
+        if self.closed and not begun:
             raise RuntimeError("this kvstored client is closed")
+
+    def check_open(self) -> None:
+        """Raises Unavailable after close: for what goes on meanwhile."""
+        if self.closed:
+            raise Unavailable("this kvstored client is closed")
 
     def is_connected(self) -> bool:
         """Whether a session is open at this moment."""
@@ -122,6 +130,7 @@ class Core:
 
     def current(self) -> Connection | None:
         """The session, where it is usable now. Raises Unavailable while the breaker says to wait."""
+        self.check_open()
         connection = self.connection
         if connection is None or not connection.alive():
             if self.breaker.waiting:

@@ -20,7 +20,7 @@ from kvstored_client.connection import Connection
 from kvstored_client.core import Core
 from kvstored_client.cuda_export import PROBE_BYTES, Chunk, Exporter, NotExportable
 from kvstored_client.effects import LOST_PAUSE_S, Sleep, Verb, call
-from kvstored_client.errors import FAILED_PRECONDITION, KVStoredClientError, Refused, Timeout
+from kvstored_client.errors import FAILED_PRECONDITION, FAILURES, KVStoredClientError, Refused, Timeout, Unavailable
 from kvstored_client.paged import PagedKV
 from kvstored_client.tickets import Ticket
 
@@ -43,6 +43,7 @@ class DeviceMemory:
         self.reason = ""  # why it cannot be used, or what failed last
         self.connection: Connection | None = None
         self.number = 0
+        self.ended = False  # it may be the engine's alone again
         # Where the daemon cannot open it: with which session that was so, and when it is asked again.
         self.refused_by: Connection | None = None
         self.ask_again_at_s = 0.0
@@ -102,6 +103,8 @@ def number_of(connection: Connection, memory: DeviceMemory, timeout_s: float) ->
     """The number of the memory in this session, registered where it is not yet. Raises Refused."""
     if memory.connection is connection and memory.number:
         return memory.number
+    if memory.ended:
+        raise Unavailable("this memory is not registered any more")
     if GPU not in connection.opened.features:
         memory.reason = "the daemon does not use GPUs"
         raise Refused(FAILED_PRECONDITION, memory.reason)
@@ -120,6 +123,8 @@ def number_of(connection: Connection, memory: DeviceMemory, timeout_s: float) ->
             partial(_registered, memory, connection),  # late: the next call finds it
         )
         _registered(memory, connection, reply.SerializeToString())
+        if memory.ended:
+            raise Unavailable("this memory is not registered any more")
         if reply.registration_id:
             return reply.registration_id
         if "bytes differ" not in reply.reason:
@@ -137,6 +142,11 @@ def _offer(connection: Connection, memory: DeviceMemory) -> None:
 
 def _registered(memory: DeviceMemory, connection: Connection, body: bytes) -> None:
     reply = pb.RegisterMemoryReply.FromString(body)
+    if memory.ended:  # meanwhile
+        if reply.registration_id:
+            request = pb.UnregisterMemoryRequest(registration_id=reply.registration_id)
+            connection.post(pb.OPERATION_UNREGISTER_MEMORY, request)
+        return
     memory.reason = reply.reason
     memory.ask_again_at_s = time.monotonic() + (reply.retry_after_ms / 1000.0 or ASK_AGAIN_S)
     if reply.registration_id:
@@ -145,13 +155,24 @@ def _registered(memory: DeviceMemory, connection: Connection, body: bytes) -> No
 
 def unregister(core: Core, memory: DeviceMemory) -> Verb[None]:
     """When this ends the daemon neither uses nor holds the memory; where it ended itself, it is not held either."""
+    memory.ended = True
     connection, number = memory.connection, memory.number
     memory.connection, memory.number = None, 0
-    if connection is None or not number or not connection.alive():
+    if connection is None or not number:
         return
-    request = pb.UnregisterMemoryRequest(registration_id=number)
-    operation, reply_type = pb.OPERATION_UNREGISTER_MEMORY, pb.UnregisterMemoryReply
-    yield from call(connection, operation, request, reply_type, CANCEL_TIMEOUT_S, hurry=_as_it_goes)
+    if connection.alive():
+        request = pb.UnregisterMemoryRequest(registration_id=number)
+        operation, reply_type = pb.OPERATION_UNREGISTER_MEMORY, pb.UnregisterMemoryReply
+        try:
+            yield from call(connection, operation, request, reply_type, CANCEL_TIMEOUT_S, hurry=_as_it_goes)
+            return
+        except Refused:  # it is not registered
+            return
+        except FAILURES as error:
+            core.failed_open(error)
+    # A worker may copy on until it has ended, as its daemon has.
+    since_s = connection.ended_at_s if connection.error is not None else time.monotonic()
+    yield Sleep(max(0.0, since_s + LOST_PAUSE_S - time.monotonic()), whole=True)
 
 
 def layers_told(connection: Connection, word: int, transfer_id: int) -> tuple[int, int]:

@@ -21,17 +21,20 @@ class ThreadDriver:
         self.core = core
         self._connecting = threading.Lock()
 
-    def data(self, verb: Verb[T], otherwise: T) -> T:
-        """Run a data verb; `otherwise` where the daemon is absent, late or refuses."""
+    def data(self, verb: Verb[T], otherwise: T, *, begun: bool = False) -> T:
+        """Run a data verb; `otherwise` where the daemon is absent, late or refuses. `begun`: see `run`."""
         try:
-            return self.run(verb)
+            return self.run(verb, begun=begun)
         except KVStoredClientError as error:
             self.core.failed_open(error)
             return otherwise
 
-    def run(self, verb: Verb[T]) -> T:
-        """Run a verb. Raises KVStoredClientError, and RuntimeError after a fork or a close."""
-        self.core.check_process()
+    def run(self, verb: Verb[T], *, begun: bool = False) -> T:
+        """Run a verb. Raises KVStoredClientError, and RuntimeError after a fork or a close.
+
+        `begun`: what was begun before a close is answered after it, too, as where the daemon has gone.
+        """
+        self.core.check_process(begun=begun)
         self.core.stats.calls += 1
         return self._drive(verb)
 
@@ -46,6 +49,7 @@ class ThreadDriver:
                 return core.connection  # another thread was faster
             if not core.breaker.allow():
                 raise Unavailable("the daemon could not be reached lately")
+            core.check_open()
             self._drop()
             return self._open()
         finally:
@@ -73,6 +77,9 @@ class ThreadDriver:
             self.core.connect_failed(failure)
             raise failure from None
         self.core.connected(connection)
+        if self.core.closed:  # meanwhile, by another
+            self._drop()
+            self.core.check_open()
         return connection
 
     def _drop(self) -> None:

@@ -20,7 +20,7 @@ class StagedPut(Staged):
 
     def commit(self) -> PutResult:
         """Store what the views hold; readable when this returns."""
-        return self._driver.data(commit_staged(self._driver.core, self), self.result)
+        return self._driver.data(commit_staged(self._driver.core, self), self.result, begun=True)
 
     def __enter__(self) -> Self:
         return self
@@ -58,8 +58,9 @@ class Prefetch:
     def wait(self, timeout_s: float) -> PrefetchStatus:
         """How far it is, when it is done or after `timeout_s`."""
         asking = prefetching.poll(self._driver.core, self._started, timeout_s)
-        return self._driver.data(asking, self._started.unknown)
+        return self._driver.data(asking, self._started.unknown, begun=True)
 
     def cancel(self) -> PrefetchStatus:
         """End it; when this returns an answer of the daemon, no copy of it runs any more."""
-        return self._driver.data(prefetching.cancel(self._driver.core, self._started), self._started.unknown)
+        cancelling = prefetching.cancel(self._driver.core, self._started)
+        return self._driver.data(cancelling, self._started.unknown, begun=True)

@@ -194,7 +194,7 @@ class Loading(LoadUnderWay):
 
     def result(self) -> int:
         """How many leading blocks came; waits for the end."""
-        return self._over(self._driver.data(self._begun.finish(), 0))
+        return self._over(self._driver.data(self._begun.finish(), 0, begun=True))
 
 
 class Storing(StoreUnderWay):
@@ -219,7 +219,7 @@ class Storing(StoreUnderWay):
 
     def _finish(self, *, cancel: bool) -> PutResult:
         if not self._over:
-            self._result = self._driver.run(self._begun.finish(cancel=cancel))
+            self._result = self._driver.run(self._begun.finish(cancel=cancel), begun=True)
             self._over = True
         return self._result
 

@@ -70,6 +70,13 @@ class LoopConnection(Connection):
         if self.flush():
             self._loop.remove_writer(self._watched_fd)
 
+    def close(self) -> None:
+        """See `Connection`. Where another thread has ended it the loop may not have heard of that yet."""
+        self.fail(Unavailable("the client is closed"))
+        if threading.get_ident() == self._thread_id:
+            self._stop_watching()  # or its number would be taken for watched when another socket has it
+        super().close()
+
     def _unwatch(self) -> None:
         self.want_write = self.before_close = None
         if threading.get_ident() == self._thread_id:
@@ -100,17 +107,20 @@ class LoopDriver:
         self._connecting = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def data(self, verb: Verb[T], otherwise: T) -> T:
-        """Run a data verb; `otherwise` where the daemon is absent, late or refuses."""
+    async def data(self, verb: Verb[T], otherwise: T, *, begun: bool = False) -> T:
+        """Run a data verb; `otherwise` where the daemon is absent, late or refuses. `begun`: see `run`."""
         try:
-            return await self.run(verb)
+            return await self.run(verb, begun=begun)
         except KVStoredClientError as error:
             self.core.failed_open(error)
             return otherwise
 
-    async def run(self, verb: Verb[T]) -> T:
-        """Run a verb. Raises KVStoredClientError, and RuntimeError after a fork, a close or in another loop."""
-        self.core.check_process()
+    async def run(self, verb: Verb[T], *, begun: bool = False) -> T:
+        """Run a verb. Raises KVStoredClientError, and RuntimeError after a fork, a close or in another loop.
+
+        `begun`: what was begun before a close is answered after it, too, as where the daemon has gone.
+        """
+        self.core.check_process(begun=begun)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._loop is not None:
@@ -129,6 +139,7 @@ class LoopDriver:
                 return core.connection  # another task was faster
             if not core.breaker.allow():
                 raise Unavailable("the daemon could not be reached lately")
+            core.check_open()
             self._drop()
             return await self._open()
 
@@ -154,6 +165,9 @@ class LoopDriver:
             self.core.connect_failed(failure)
             raise failure from None
         self.core.connected(connection)
+        if self.core.closed:  # meanwhile, by another
+            self._drop()
+            self.core.check_open()
         return connection
 
     def _drop(self) -> None:

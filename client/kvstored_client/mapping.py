@@ -44,12 +44,11 @@ class Mapping:
     ) -> None:
         """Map `fd` and close it. Page tables are filled at once, so that no copy pays for faults.
 
-        Raises Unavailable where the kernel refuses (no address space, not that large).
+        Raises Unavailable where the kernel refuses (no address space, not that large), and `fd` is open then: there
+        may be room another time.
         """
-        try:
-            self.address = _map(fd, size_bytes, writable)
-        finally:
-            os.close(fd)
+        self.address = _map(fd, size_bytes, writable)
+        os.close(fd)
         self.size_bytes = size_bytes
         self.writable = writable
         self.array: Any = (ctypes.c_ubyte * size_bytes).from_address(self.address)
@@ -88,7 +87,10 @@ def _map(fd: int, size_bytes: int, writable: bool) -> int:
     aligned, fixed = _reserve(size_bytes)
     address = _LIBC.mmap(aligned, size_bytes, protection, mmap.MAP_SHARED | mmap.MAP_POPULATE | fixed, fd, 0)
     if address is None or address == _MAP_FAILED:
-        raise Unavailable(f"mapping a segment of {size_bytes} bytes: {os.strerror(ctypes.get_errno())}")
+        reason = os.strerror(ctypes.get_errno())
+        if aligned is not None:
+            _LIBC.munmap(aligned, size_bytes)
+        raise Unavailable(f"mapping a segment of {size_bytes} bytes: {reason}")
     # A fork would hold the tier's memory on without a session; it has no use for it.
     _LIBC.madvise(address, size_bytes, mmap.MADV_DONTFORK)
     return int(address)
@@ -174,7 +176,11 @@ class Segments:
         if taken is None:
             raise Unavailable(f"segment {segment_id} is not known here")
         fd, size_bytes = taken
-        return Mapping(fd, size_bytes, writable=False, when_gone=self._report(segment_id))
+        try:
+            return Mapping(fd, size_bytes, writable=False, when_gone=self._report(segment_id))
+        except BaseException:
+            self._waiting[segment_id] = taken
+            raise
 
     def retire(self, segment_ids: Iterable[int]) -> None:
         """Let go of segments: at once, or when the last view of them goes."""

@@ -11,6 +11,7 @@ nothing is imported for them, pickled or shared by their own library.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from kvstored_proto.layout import Fragment, Indices, Layout, fragments_of
 
 from kvstored_client import buffers as memory
 from kvstored_client.cuda_driver import CudaFailed
+from kvstored_client.uses import UsedPlace, Uses
 
 if TYPE_CHECKING:
     from kvstored_client.device_copies import DeviceCopier
@@ -118,6 +120,13 @@ class PagedKV:
         if len(counts) != 1:
             raise ValueError(f"the tensors have {sorted(counts)} blocks: they must have the same number")
         self.layout = Layout(fragments, counts.pop(), [tensor.span_bytes for tensor in self.tensors])
+        self._uses: Uses | None = None
+
+    def used(self, uses: Uses) -> PagedKV:
+        """The same memory, whose copies are counted in `uses`."""
+        same = copy.copy(self)
+        same._uses = uses
+        return same
 
     @property
     def device(self) -> str:
@@ -161,6 +170,10 @@ class PagedKV:
 
     def place_of(self, ids: Indices, part: slice) -> memory.Place:
         """Some of the fragments of stored blocks. Raises CudaFailed where they are on a GPU that is out of reach."""
+        place = self._place_of(ids, part)
+        return place if self._uses is None else UsedPlace(place, self._uses)
+
+    def _place_of(self, ids: Indices, part: slice) -> memory.Place:
         if self.device == CPU:
             return PagedPlace(self, ids, part)
         from kvstored_client.device_copies import DevicePlace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -23,6 +24,7 @@ from kvstored_client.paged import CPU, PagedKV
 from kvstored_client.putting import Put
 from kvstored_client.results import PutResult
 from kvstored_client.terms import Terms, check_seconds
+from kvstored_client.uses import Uses
 
 if TYPE_CHECKING:
     from kvstored_client.device_verbs import DeviceMemory
@@ -39,17 +41,20 @@ class Registered:
 
     def __init__(self, core: Core, kv: PagedKV) -> None:
         self.kv = kv
+        self._uses = Uses()
+        self._used = kv.used(self._uses)  # what is copied goes by this
         self._core = core
         self._closed = False
         self._failed_last = ""  # what the client did not do
         self._copying: weakref.WeakSet[LayerCopies | LayerStaging] = weakref.WeakSet()  # in threads of their own
+        self._listing = threading.Lock()
         self._device: DeviceMemory | None = None
         if kv.device != CPU:
             # All now, and not in the midst of a call, when perhaps no file can be opened.
             from kvstored_client import backends  # noqa: F401
             from kvstored_client.device_verbs import DeviceMemory
 
-            self._device = DeviceMemory(kv)
+            self._device = DeviceMemory(self._used)
 
     @property
     def backend(self) -> str:
@@ -93,7 +98,7 @@ class Registered:
 
     def _load(self, namespace: Namespace, hashes: Packed, ids: Indices, wait_s: float, how: How) -> Verb[int]:
         if self._device is None:
-            return own_loads.load(self._core, self.kv, namespace, hashes, ids, wait_s, how.layers, how.deadline)
+            return own_loads.load(self._core, self._used, namespace, hashes, ids, wait_s, how.layers, how.deadline)
         from kvstored_client import backends
 
         return backends.load(self._core, self._device, namespace, hashes, ids, wait_s, how)
@@ -130,7 +135,7 @@ class Registered:
         connection = yield CONNECT
         if how.by_layer and connection.carrier is None:
             wait_s = how.deadline.left_s(wait_s)
-            begun = yield from own_loads.by_layers(self._core, self.kv, namespace, hashes, ids, wait_s, how)
+            begun = yield from own_loads.by_layers(self._core, self._used, namespace, hashes, ids, wait_s, how)
             return self._begun(begun)
         return Came((yield from self._load(namespace, hashes, ids, wait_s, how)), end - first)
 
@@ -158,7 +163,7 @@ class Registered:
             return nothing(PutResult())
         chain = self._chain(namespace, hashes, block_ids, parent, terms, deadline_s)
         if self._device is None:
-            return putting.run(chain.put(self._core, self.kv, wait_s))
+            return putting.run(chain.put(self._core, self._used, wait_s))
         from kvstored_client import backends
 
         return backends.store(self._core, self._device, chain, wait_s)
@@ -179,7 +184,7 @@ class Registered:
             return nothing(NotStored(0))
         chain = self._chain(namespace, hashes, block_ids, parent, terms, deadline_s)
         if self._device is None:
-            return self._begin_store(chain.put(self._core, self.kv, wait_s), chain)
+            return self._begin_store(chain.put(self._core, self._used, wait_s), chain)
         return self._start_store(chain, wait_s)
 
     def _start_store(self, chain: Chain, wait_s: float) -> Verb[StoreBegun]:
@@ -192,14 +197,17 @@ class Registered:
                 return (yield from device_stores.start_store(core, memory, chain, wait_s))
         except FAILURES as error:
             return NotStored(chain.hashes.length, core.failed_open(error))
-        return (yield from self._begin_store(chain.put(core, self.kv, wait_s), chain))
+        return (yield from self._begin_store(chain.put(core, self._used, wait_s), chain))
 
     def _begin_store(self, put: Put, chain: Chain) -> Verb[StoreBegun]:
-        return self._begun((yield from own_stores.begin(put, self.kv, chain.ids, self._given_up)))
+        return self._begun((yield from own_stores.begin(put, self._used, chain.ids, self._given_up)))
 
     def _begun(self, begun: B) -> B:
         if isinstance(begun, (LayerCopies, LayerStaging)):
-            self._copying.add(begun)
+            with self._listing:
+                self._copying.add(begun)
+            if self._closed:  # meanwhile
+                begun.stop()
         return begun
 
     def _chain(
@@ -225,14 +233,27 @@ class Registered:
         self._failed_last = why
 
     def stop_copies(self) -> None:
-        """For `close`: when this returns no thread of the client copies what was begun. Blocks."""
-        for copies in [] if self._core.forked else list(self._copying):  # a fork has no such threads
+        """For `close`, after `close_verb`: when this returns no thread of the client copies. Blocks."""
+        if self._core.forked:  # which has no such threads
+            return
+        with self._listing:
+            copying = list(self._copying)
+        for copies in copying:
             copies.stop()
+        self._uses.wait()
+
+    @property
+    def _copies(self) -> bool:
+        """Whether `stop_copies` may have something to wait for."""
+        return bool(self._copying) or self._uses.busy
 
     def close_verb(self) -> Verb[None] | None:
         """For `close`: what is to be said to the daemon, once."""
         closed, self._closed = self._closed, True
-        if closed or self._device is None or self._core.closed:
+        if self._core.forked:
+            return None
+        self._uses.end()
+        if closed or self._device is None:
             return None
         from kvstored_client import device_verbs
 

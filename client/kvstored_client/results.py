@@ -84,7 +84,9 @@ class PutResult:
     ) -> PutResult:
         """Counts from the final outcomes, `stored` of whose hits this call wrote."""
         if error is not None:
-            error.with_traceback(None)  # its frames hold the caller's buffers, which a result must not keep
+            # Frames hold the caller's buffers, which a result must not keep.
+            error.with_traceback(None)
+            error.__context__ = error.__cause__ = None
         hits, pending = final.count(Outcome.HIT), final.count(Outcome.PENDING)
         refused = len(final) - hits - pending
         return cls(stored, hits - stored, pending, refused, list(final), hits if durable else 0, error)

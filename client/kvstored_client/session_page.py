@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -55,6 +56,11 @@ class SessionPage:
 def open_page(fd: int, size_bytes: int) -> SessionPage | None:
     """The page behind a descriptor, which is closed. None: it is of no use here, and releases go by frames."""
     try:
-        return SessionPage(Mapping(fd, size_bytes, writable=True))
-    except (Unavailable, ValueError):
+        mapping = Mapping(fd, size_bytes, writable=True)
+    except (Unavailable, MemoryError):
+        os.close(fd)
+        return None
+    try:
+        return SessionPage(mapping)
+    except ValueError:
         return None

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvstored_client.core import Core
 from kvstored_client.effects import Verb
-from kvstored_client.errors import FAILURES, KVStoredClientError
+from kvstored_client.errors import FAILURES, KVStoredClientError, failure_of
 from kvstored_client.keys import Packed
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import Outcome, PutResult
@@ -41,11 +41,20 @@ class Staged:
         self._result: PutResult | None = None
         self._abort = weakref.finalize(self, _abort, reservation, parts)
         self._abort.atexit = False
+        self._failure: KVStoredClientError | None = None
         if reservation is not None and parts:
-            mapping = reservation.ring.mapping
-            for part in parts:
-                for i, offset in zip(part.indices, part.offsets, strict=True):
-                    self.views[i] = mapping.view(offset, reservation.sizes_bytes[i])
+            try:
+                self._lay_out(reservation)
+            except FAILURES as error:  # no memory, or the session has ended
+                self._failure = failure_of(error)
+                self.abort()
+                self.outcomes = [Outcome.MISS if o is Outcome.RESERVED else o for o in self.outcomes]
+
+    def _lay_out(self, reservation: Reservation) -> None:
+        mapping = reservation.ring.mapping
+        for part in self._parts:
+            for i, offset in zip(part.indices, part.offsets, strict=True):
+                self.views[i] = mapping.view(offset, reservation.sizes_bytes[i])
 
     def __len__(self) -> int:
         return len(self.outcomes)
@@ -72,7 +81,8 @@ class Staged:
         """The commit's result; before it, or after an abort: nothing stored."""
         if self._result is not None:
             return self._result
-        return PutResult.of([Outcome.MISS if o is Outcome.RESERVED else o for o in self.outcomes], 0)
+        final = [Outcome.MISS if o is Outcome.RESERVED else o for o in self.outcomes]
+        return PutResult.of(final, 0, error=self._failure)
 
     def _release_views(self) -> None:
         for view in self.views:

@@ -54,7 +54,11 @@ class StagingRing:
         fd, self._fd = self._fd, -1
         if fd < 0:
             raise Unavailable("the staging memory of a session that has ended")
-        self._mapping = Mapping(fd, self.size_bytes, writable=True)
+        try:
+            self._mapping = Mapping(fd, self.size_bytes, writable=True)
+        except BaseException:
+            self._fd = fd
+            raise
         return self._mapping
 
     def take(self, size_bytes: int, spare_bytes: int = 0) -> Region | None:

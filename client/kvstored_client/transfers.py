@@ -92,7 +92,7 @@ class PagedTransfers(Registered):
     def load_held(self, blocks: Blocks, block_ids: Any) -> int:
         """The same with blocks that are held already (`get`, or `attach` of what the scheduler took); `shm` only."""
         self._check()
-        return blocks.copy_into(self.kv.at(block_ids))
+        return blocks.copy_into(self._used.at(block_ids))
 
     def store(
         self,
@@ -145,7 +145,7 @@ class PagedTransfers(Registered):
         verb = self.close_verb()
         self.stop_copies()
         if verb is not None:
-            self._driver.data(verb, None)
+            self._driver.data(verb, None, begun=True)
 
     def __enter__(self) -> Self:
         return self

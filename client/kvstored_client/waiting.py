@@ -120,8 +120,11 @@ class ThreadedConnection(Connection):
     def _send_as_follower(self, ticket: Ticket, deadline_s: float) -> None:
         """Send what is left: the leader may sleep on, unaware that the socket was full."""
         while self.unsent and not ticket.done and self._lead.locked() and time.monotonic() < deadline_s:
+            fd = self.fileno()
+            if fd < 0:  # closed meanwhile
+                return
             poll = select.poll()
-            poll.register(self.fileno(), select.POLLOUT)
+            poll.register(fd, select.POLLOUT)
             poll.poll(_SEND_POLL_MS)
             self.flush()
 

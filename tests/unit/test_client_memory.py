@@ -1,4 +1,5 @@
 import ctypes
+import errno
 import gc
 import itertools
 import mmap
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kvstored_client import mapping
 from kvstored_client.errors import Unavailable
 from kvstored_client.mapping import Mapping, Segments
+from kvstored_client.session_page import open_page
 from kvstored_client.staging import StagingRing
 
 SIZE = 1 << 16
@@ -68,10 +71,51 @@ def test_a_view_past_the_end_is_refused(memfd):
         mapping.view(SIZE - 1, 2)
 
 
-def test_a_segment_smaller_than_announced_is_refused_and_its_descriptor_closed(memfd):
-    copy = os.dup(memfd)
+def test_a_segment_smaller_than_announced_is_refused_and_its_descriptor_closed_with_the_others(memfd):
+    copy, segments = os.dup(memfd), Segments(lambda _: None)
+    segments.add(1, copy, 2 * SIZE)
     with pytest.raises(Unavailable, match="smaller"):
-        Mapping(copy, 2 * SIZE, writable=False)
+        segments.get(1)
+    segments.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(copy)
+
+
+@pytest.mark.parametrize("size", [SIZE, 4 << 20])
+def test_what_could_not_be_mapped_is_mapped_another_time_and_no_reservation_is_left(memfd, size, monkeypatch):
+    os.ftruncate(memfd, size)
+    real, before = mapping._LIBC, reservations()
+
+    class Full:
+        """No address space for what has a descriptor."""
+
+        munmap, madvise = real.munmap, real.madvise
+
+        @staticmethod
+        def mmap(address, length, protection, flags, fd, offset):
+            if fd >= 0:
+                ctypes.set_errno(errno.ENOMEM)
+                return mapping._MAP_FAILED
+            return real.mmap(address, length, protection, flags, fd, offset)
+
+    segments, ring = Segments(lambda _: None), StagingRing(os.dup(memfd), size)
+    segments.add(1, os.dup(memfd), size)
+    with monkeypatch.context() as patch:
+        patch.setattr(mapping, "_LIBC", Full)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="Cannot allocate memory"):
+                segments.get(1)
+            with pytest.raises(Unavailable, match="Cannot allocate memory"):
+                ring.mapping  # noqa: B018
+    assert reservations() - before == set()
+    assert segments.get(1).size_bytes == ring.mapping.size_bytes == size
+    segments.close()
+    ring.close()
+
+
+def test_a_session_page_that_cannot_be_mapped_is_closed(memfd):
+    copy = os.dup(memfd)
+    assert open_page(copy, 2 * SIZE) is None
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(copy)
 

@@ -36,7 +36,7 @@ from kvstored_client.engines.transformers_blocks import (
 )
 from kvstored_client.engines.transformers_bypass import reason_to_bypass
 from kvstored_client.engines.transformers_spec import check_adapters, geometry_of, namespace_spec
-from kvstored_client.errors import KVStoredClientError
+from kvstored_client.errors import FAILURES
 
 if TYPE_CHECKING:
     from kvstored_client import Client
@@ -47,6 +47,7 @@ _LOG = logging.getLogger(__name__)
 _BLOCKS_PER_CALL: Final = 8192
 # Blocks go to the daemon in pieces, so that a long prompt needs no staging memory of its own size.
 _STAGE_BYTES: Final = 16 << 20
+_FAILURES: Final = (*FAILURES, torch.OutOfMemoryError)  # on a device: of what is loaded or gathered there
 
 
 @dataclass
@@ -125,7 +126,7 @@ class PrefixStore:
         self.stats.asked_tokens += len(tokens)
         try:
             layers = self._fetch(tokens[:-1])
-        except KVStoredClientError as error:
+        except _FAILURES as error:
             self._failed("load", error)
             return cache, 0
         if layers:
@@ -148,7 +149,7 @@ class PrefixStore:
         check_tensors(cache, self._geometry)
         try:
             saved = self._store(tokens, cache)
-        except KVStoredClientError as error:
+        except _FAILURES as error:
             self._failed("save", error)
             return 0
         self.stats.saved_blocks += saved
@@ -223,6 +224,6 @@ class PrefixStore:
         # A block without its parent is of no use to anyone, so a gap ends the save.
         return result.stored, result.stored + result.existing + result.pending == len(wanted)
 
-    def _failed(self, verb: str, error: KVStoredClientError) -> None:
+    def _failed(self, verb: str, error: Exception) -> None:
         self.stats.failures += 1
         _LOG.warning("prefix %s failed, going on without the store: %s", verb, error)
