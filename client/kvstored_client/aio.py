@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from kvstored_proto.v1 import kvstored_pb2 as pb
 from kvstored_proto.v1.kvstored_pb2 import NamespaceSpec
 
-from kvstored_client import hinting, prefetching, requests, verbs
+from kvstored_client import prefetching, requests, verbs
 from kvstored_client.blocks import Blocks
 from kvstored_client.core import Core, settings_of
 from kvstored_client.errors import KVStoredClientError
@@ -205,7 +205,7 @@ class AsyncClient:
 
     def attach(self, lease_id: int) -> Held[Blocks]:
         """See `Client.attach`."""
-        attaching = verbs.attach(self._core, lease_id)
+        attaching = requests.attach(self._core, lease_id)
         return Held(lambda: self._driver.data(attaching, Blocks(None, [], Outcome.MISS)), Blocks.release)
 
     async def get_into(
@@ -283,7 +283,7 @@ class AsyncClient:
 
     async def cancel_prefetch(self, prefetch_id: int) -> PrefetchStatus:
         """See `Client.cancel_prefetch`."""
-        cancelling = prefetching.cancel_lookup(self._core, prefetch_id)
+        cancelling = requests.cancel_lookup(self._core, prefetch_id)
         return await self._driver.data(cancelling, PrefetchStatus())
 
     async def touch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
@@ -296,7 +296,7 @@ class AsyncClient:
 
     async def hint(self, namespace: Namespace, hashes: Sequence[bytes], **said: Unpack[Hints]) -> HintResult:
         """See `Client.hint`."""
-        return await self._driver.data(hinting.hint(self._core, namespace, hashes, said), HintResult())
+        return await self._driver.data(requests.hint(self._core, namespace, hashes, said), HintResult())
 
     async def status(self) -> pb.StatusReply | None:
         """See `Client.status`."""

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from kvstored_proto.v1 import kvstored_pb2 as pb
 from kvstored_proto.v1.kvstored_pb2 import NamespaceSpec
 
-from kvstored_client import hinting, prefetching, requests, verbs
+from kvstored_client import prefetching, requests, verbs
 from kvstored_client.blocks import Blocks
 from kvstored_client.core import Core, settings_of
 from kvstored_client.driver import ThreadDriver
@@ -181,7 +181,7 @@ class Client:
 
     def attach(self, lease_id: int) -> Blocks:
         """Use and later release blocks that another session of the group took (`Blocks.hand_over`)."""
-        return self._driver.data(verbs.attach(self._core, lease_id), Blocks(None, [], Outcome.MISS))
+        return self._driver.data(requests.attach(self._core, lease_id), Blocks(None, [], Outcome.MISS))
 
     def get_into(
         self,
@@ -282,7 +282,7 @@ class Client:
 
     def cancel_prefetch(self, prefetch_id: int) -> PrefetchStatus:
         """Drop what a lookup started (`LookupResult.prefetch_id`); answered when no copy of it runs any more."""
-        cancelling = prefetching.cancel_lookup(self._core, prefetch_id)
+        cancelling = requests.cancel_lookup(self._core, prefetch_id)
         return self._driver.data(cancelling, PrefetchStatus())
 
     def touch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
@@ -303,7 +303,7 @@ class Client:
                 `continues` (the chain will be asked for again soon), `final` (it will not: name only what no other
                 chain hangs on), `unpin`. All end with the block's eviction and with the daemon.
         """
-        return self._driver.data(hinting.hint(self._core, namespace, hashes, said), HintResult())
+        return self._driver.data(requests.hint(self._core, namespace, hashes, said), HintResult())
 
     def status(self) -> pb.StatusReply | None:
         """The daemon's status, as far as this caller may see it; None where it does not answer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import operator
 import os
 import secrets
 import time
@@ -31,6 +32,7 @@ CLIENT_ID_BYTES: Final = 16  # who knows it, and has the same uid and tenant, ca
 PROBE_TIMEOUT_S: Final = 0.25  # a daemon that did not answer last time gets no more than this
 WAIT_S_MAX: Final = 86_400.0  # for one answer; the daemon answers sooner
 TIMEOUTS_IN_A_ROW_MAX: Final = 3  # then the session is given up, and with it all that it held
+STAGING_BYTES_MAX: Final = 1 << 62  # the daemon's limit is lower
 WARN_EVERY_S: Final = 60.0
 _NOT_FOUND: Final = 5
 
@@ -69,9 +71,23 @@ def settings_of(
     create_group: bool,
     join_group: bytes,
 ) -> Settings:
-    """What a client was told, and what the environment says where it was not. Raises ValueError."""
+    """What a client was told, and what the environment says where it was not. Raises ValueError or TypeError.
+
+    All is looked at here: the first daemon may come much later, in an engine's step.
+    """
     path = target_of(address)
     file, security = token_path(token, token_file), check_tls(path, tls)
+    for said, value in (("name", name), ("token", token or "")):
+        if not isinstance(value, str):
+            raise TypeError(f"{said} is a {type(value).__name__}: it must be text")
+        value.encode()  # a UnicodeEncodeError is a ValueError
+    if not isinstance(join_group, bytes):
+        raise TypeError(f"join_group is a {type(join_group).__name__}: it must be bytes, a client's `group_id`")
+    if not 0 <= operator.index(staging_bytes) <= STAGING_BYTES_MAX:
+        raise ValueError(f"staging_bytes is {staging_bytes}: bytes of memory for puts, or 0 for none")
+    for said, seconds in (("timeout_s", timeout_s), ("connect_timeout_s", connect_timeout_s)):
+        if not 0 < seconds < float("inf"):
+            raise ValueError(f"{said} is {seconds}: how many seconds to wait, more than 0")
     terms = (name, staging_bytes, timeout_s, connect_timeout_s, create_group, join_group)
     return Settings(path, token or "", *terms, file, security)
 

@@ -16,8 +16,13 @@ SOCKET_BUFFER_BYTES: Final = 1 << 20
 
 
 def target_of(address: str | None) -> str:
-    """PATH of `unix:PATH`, or `grpc:TARGET` as it is; None: of KVSTORED_ADDRESS, or the default. Raises ValueError."""
+    """PATH of `unix:PATH`, or `grpc:TARGET` as it is; None: of KVSTORED_ADDRESS, or the default.
+
+    Raises ValueError, or TypeError for what is no text.
+    """
     wanted = address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
+    if not isinstance(wanted, str):
+        raise TypeError(f"address is a {type(wanted).__name__}: it must be text, as unix:PATH")
     scheme, _, rest = wanted.partition(":")
     if scheme == "grpc" and rest:
         return wanted
@@ -27,7 +32,9 @@ def target_of(address: str | None) -> str:
 
 
 def check_tls(target: str, tls: Tls | None) -> Tls:
-    """The same, or what the environment says. Raises ValueError where there is no TLS to be had."""
+    """The same, or what the environment says. Raises ValueError where there is no TLS to be had, TypeError for none."""
+    if tls is not None and not isinstance(tls, Tls):
+        raise TypeError(f"tls is a {type(tls).__name__}: it must be a Tls")
     if tls is not None and (not target.startswith(REMOTE) or target.startswith(f"{REMOTE}unix:")):
         raise ValueError(f"tls is for an address grpc:HOST:PORT, not for {target}")
     return tls or Tls()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from kvstored_proto.v1 import kvstored_pb2 as pb
@@ -10,10 +9,10 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 from kvstored_client.core import Core
 from kvstored_client.effects import CONNECT, Verb, call
 from kvstored_client.errors import FAILED_PRECONDITION, Refused
-from kvstored_client.keys import pack
+from kvstored_client.keys import Packed
 from kvstored_client.namespace import Namespace
 from kvstored_client.results import HintResult
-from kvstored_client.terms import PutHints, check_hint
+from kvstored_client.terms import PutHints
 from kvstored_client.verbs import leading, milliseconds, namespace_ids
 
 HINTS: Final = "hints"  # the feature
@@ -40,10 +39,8 @@ def of_put(said: PutHints | None) -> pb.PutHints | None:
     )
 
 
-def hint(core: Core, namespace: Namespace, hashes: Sequence[bytes], said: Hints) -> Verb[HintResult]:
+def hint(core: Core, namespace: Namespace, packed: Packed, said: Hints) -> Verb[HintResult]:
     """One call per part of `hashes` that a call carries."""
-    check_hint(said, Hints)
-    packed = pack(hashes)
     connection = yield CONNECT
     if HINTS not in connection.opened.features:
         raise Refused(FAILED_PRECONDITION, "the daemon does not know hints: update it")

@@ -63,7 +63,9 @@ def _receive(bridge: Bridge, request: pb.GetInlineRequest, place: memory.Place, 
     """How many leading blocks came whole. Raises ValueError for one of another size than its buffer."""
     whole, block = 0, bytearray()
     for reply in bridge.get(request, timeout_s):
-        wanted = place.sizes_bytes[whole] if whole < len(place.sizes_bytes) else 0
+        if whole == len(place.sizes_bytes):
+            raise Unavailable(f"more than the {whole} blocks that were asked for")
+        wanted = place.sizes_bytes[whole]
         if reply.size_bytes != wanted:
             raise ValueError(f"block {whole} has {reply.size_bytes} bytes, its buffer {wanted}")
         block += reply.chunk
@@ -117,7 +119,7 @@ def put(
             core.stats.bytes_stored += source.sizes_bytes[i] * (each is Outcome.HIT)
         core.stats.blocks_stored += written
     if terms.hint:  # of what is stored already too, which is not in the stream
-        yield from hinting.hint(core, namespace, [hashes.one(i) for i in range(hashes.length)], cast(Hints, terms.hint))
+        yield from hinting.hint(core, namespace, hashes, cast(Hints, terms.hint))
     return written
 
 

@@ -23,7 +23,7 @@ from kvstored_client.own_stores import LayerStaging
 from kvstored_client.paged import CPU, PagedKV
 from kvstored_client.putting import Put
 from kvstored_client.results import PutResult
-from kvstored_client.terms import Terms, check_seconds
+from kvstored_client.terms import Terms, check_seconds, check_wait
 from kvstored_client.uses import Uses
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class Registered:
     ) -> Verb[int]:
         """For `load`. Raises RuntimeError after the end, ValueError or TypeError for wrong arguments."""
         self._check()
+        check_wait(wait_s)
         self.kv.check_layers(layers)
         if not len(hashes):
             return nothing(0)
@@ -115,6 +116,7 @@ class Registered:
     ) -> Verb[LoadBegun]:
         """For `start_load`; errors as of `load_verb`."""
         self._check()
+        check_wait(wait_s)
         first, end = self.kv.check_layers(layers)
         if not len(hashes):
             return nothing(Came(0, end - first))
@@ -159,6 +161,7 @@ class Registered:
     ) -> Verb[PutResult]:
         """For `store`; errors as of `load_verb`."""
         self._check()
+        check_wait(wait_s)
         if not len(hashes):
             return nothing(PutResult())
         chain = self._chain(namespace, hashes, block_ids, parent, terms, deadline_s)
@@ -180,6 +183,7 @@ class Registered:
     ) -> Verb[StoreBegun]:
         """For `start_store`; errors as of `load_verb`."""
         self._check()
+        check_wait(wait_s)
         if not len(hashes):
             return nothing(NotStored(0))
         chain = self._chain(namespace, hashes, block_ids, parent, terms, deadline_s)

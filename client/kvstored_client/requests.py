@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from kvstored_client import buffers as memory
-from kvstored_client import prefetching, putting, staged, verbs
+from kvstored_client import hinting, prefetching, putting, staged, verbs
 from kvstored_client.blocks import Blocks
 from kvstored_client.core import Core
 from kvstored_client.effects import Verb
+from kvstored_client.hinting import Hints
 from kvstored_client.keys import HASH_BYTES_MAX, Packed, pack
 from kvstored_client.namespace import Namespace, as_list
-from kvstored_client.results import LookupResult, Outcome, PutResult
-from kvstored_client.terms import Terms, check_seconds
+from kvstored_client.results import HintResult, LookupResult, Outcome, PrefetchStatus, PutResult
+from kvstored_client.terms import Terms, check_hint, check_seconds, check_wait
 
 T = TypeVar("T")
 Namespaces = Namespace | Sequence[Namespace]
@@ -59,14 +61,21 @@ def delete(core: Core, namespace: Namespace, hashes: Sequence[bytes]) -> Verb[in
 
 def get(core: Core, namespaces: Namespaces, hashes: Sequence[bytes], wait_s: float) -> Verb[Blocks]:
     """See `Client.get`."""
+    check_wait(wait_s)
     several, packed = as_list(namespaces), pack(hashes)
     return verbs.get(core, several, packed, wait_s) if packed.length else _nothing(Blocks(None, [], Outcome.HIT))
+
+
+def attach(core: Core, lease_id: int) -> Verb[Blocks]:
+    """See `Client.attach`."""
+    return verbs.attach(core, _number("lease_id", lease_id))
 
 
 def get_into(
     core: Core, namespaces: Namespaces, hashes: Sequence[bytes], buffers: Any, wait_s: float, block_bytes: int
 ) -> Verb[int]:
     """See `Client.get_into`."""
+    check_wait(wait_s)
     several, packed = as_list(namespaces), pack(hashes)
     if not packed.length:
         return _nothing(0)
@@ -88,6 +97,7 @@ def put(
     terms: Terms,
 ) -> Verb[PutResult]:
     """See `Client.put`."""
+    check_wait(wait_s)
     packed = chain_of(hashes, parent)
     if not packed.length:
         return _nothing(PutResult())
@@ -105,6 +115,7 @@ def stage(
     terms: Terms,
 ) -> Verb[staged.Reserved]:
     """See `Client.stage`."""
+    check_wait(wait_s)
     packed = chain_of(hashes, parent)
     if block_bytes <= 0:
         raise ValueError(f"block_bytes is {block_bytes}: a block has at least one byte")
@@ -118,10 +129,29 @@ def prefetch(
 ) -> Verb[prefetching.Started]:
     """See `Client.prefetch`."""
     check_seconds("deadline_s", deadline_s)
+    if not -(1 << 31) <= operator.index(priority) < 1 << 31:
+        raise ValueError(f"priority is {priority}: it must be small")
     several, packed = as_list(namespaces), pack(hashes)
     if not packed.length:
         return _nothing(prefetching.Started(outcome=Outcome.HIT))
     return prefetching.start(core, several, packed, priority, deadline_s)
+
+
+def cancel_lookup(core: Core, prefetch_id: int) -> Verb[PrefetchStatus]:
+    """See `Client.cancel_prefetch`."""
+    return prefetching.cancel_lookup(core, _number("prefetch_id", prefetch_id))
+
+
+def hint(core: Core, namespace: Namespace, hashes: Sequence[bytes], said: Hints) -> Verb[HintResult]:
+    """See `Client.hint`."""
+    check_hint(said, Hints)
+    return hinting.hint(core, one(namespace), pack(hashes), said)
+
+
+def _number(name: str, value: int) -> int:
+    if not 0 <= operator.index(value) < 1 << 64:
+        raise ValueError(f"{name} is {value}: it is none that the daemon gave")
+    return value
 
 
 def one(namespace: Namespace) -> Namespace:
@@ -132,7 +162,9 @@ def one(namespace: Namespace) -> Namespace:
 
 
 def chain_of(hashes: Sequence[bytes], parent: bytes) -> Packed:
-    """The hashes of a put. Raises ValueError for a parent that is none."""
+    """The hashes of a put. Raises ValueError or TypeError for a parent that is none."""
+    if not isinstance(parent, bytes):
+        raise TypeError(f"parent is a {type(parent).__name__}: it must be bytes, the hash before the first")
     if len(parent) > HASH_BYTES_MAX:
         raise ValueError(f"parent has {len(parent)} bytes: hashes have at most {HASH_BYTES_MAX}")
     return pack(hashes)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict, get_args
 
+_NUMBER_MAX: Final = (1 << 31) - 1  # what the field holds; which priorities there are the daemon says
 TTL_MAX_S: Final = 100 * 365 * 86400.0
 Durability = Literal["memory", "nvme"]
 """When a put is done: in DRAM, or on NVMe too, so that it survives the death of the daemon and of the machine."""
@@ -51,13 +54,21 @@ class Terms:
         return int(self.ttl_s * 1000)
 
 
-def check_hint(said: Mapping[str, object], kind: type) -> None:
+def check_hint(said: Mapping[str, Any], kind: type) -> None:
     """Raises ValueError for what a hint of this kind (a TypedDict) does not know, and for times that are none."""
     for name, value in said.items():
         if name not in kind.__annotations__:
             raise ValueError(f"hint {name!r}: there are {', '.join(kind.__annotations__)}")
         if name.endswith("_s"):
             check_seconds(name, value)
+        elif value is not None and abs(operator.index(value)) > _NUMBER_MAX:
+            raise ValueError(f"hint {name} is {value}: that is too large")
+
+
+def check_wait(wait_s: Any) -> None:
+    """Raises ValueError for what is no time, or TypeError for what is no number; less than 0 is no wait."""
+    if math.isnan(wait_s):
+        raise ValueError(f"wait_s is {wait_s}: how many seconds to wait, or 0")
 
 
 def check_seconds(name: str, value: Any) -> None:

@@ -28,7 +28,8 @@ class Tls:
             KVSTORED_TLS_CERTIFICATE says, else none is shown.
         key: of that certificate; None: as KVSTORED_TLS_KEY says.
 
-    Raises ValueError for a certificate without key, or a key without certificate.
+    Raises ValueError for a certificate without key, a key without certificate, and a path that is empty; TypeError for
+    what is no path, such as the bytes of a certificate.
     """
 
     ca: File | None = None
@@ -36,6 +37,14 @@ class Tls:
     key: File | None = None
 
     def __post_init__(self) -> None:
+        for name in ("ca", "certificate", "key"):
+            path = getattr(self, name)
+            if path is None:
+                continue
+            if not isinstance(path, (str, os.PathLike)):
+                raise TypeError(f"{name} is a {type(path).__name__}: it must be the path of a file")
+            if not os.fspath(path):
+                raise ValueError(f"{name} is an empty path: leave it out, or name a file")
         if (self.certificate is None) != (self.key is None):
             raise ValueError("a certificate of a client needs its key, and a key its certificate")
 
@@ -57,5 +66,5 @@ def _read(path: File | None) -> bytes | None:
         return None
     try:
         return Path(path).read_bytes()
-    except OSError as error:
-        raise Unavailable(f"reading {path} for TLS: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: no path, as one with a zero byte
+        raise Unavailable(f"reading {path!s} for TLS: {getattr(error, 'strerror', None) or error}") from None

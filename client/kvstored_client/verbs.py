@@ -129,7 +129,10 @@ def lookup(core: Core, namespaces: Sequence[Namespace], hashes: Packed, asking: 
 def contains(core: Core, namespace: Namespace, hashes: Packed) -> Verb[list[Outcome]]:
     """One outcome per hash."""
     answers = yield from _in_parts(core, namespace, hashes, pb.OPERATION_CONTAINS, pb.ContainsRequest, pb.ContainsReply)
-    return [each for reply in answers for each in outcomes(reply.outcomes)]
+    found = [each for reply in answers for each in outcomes(reply.outcomes)]
+    if len(found) != hashes.length:
+        raise Unavailable(f"{len(found)} outcomes for {hashes.length} blocks")
+    return found
 
 
 def touch(core: Core, namespace: Namespace, hashes: Packed) -> Verb[int]:
@@ -180,6 +183,9 @@ def _hold(
     reply = yield from call(connection, pb.OPERATION_GET, request, pb.GetReply, core.timeout_s(wait_s), late)
     if reply.next == pb.OUTCOME_THROTTLED:
         core.stats.throttled += 1
+    if reply.blocks > asked.length:
+        _release(connection, reply)
+        raise Unavailable(f"a get of {asked.length} blocks was answered with {reply.blocks}")
     return reply
 
 

@@ -547,6 +547,17 @@ def test_garbage_from_the_daemon_ends_the_session_not_the_engine(client, namespa
     assert client.connected
 
 
+def test_more_or_fewer_blocks_than_were_asked_for_are_a_miss(client, namespace, daemon, monkeypatch):
+    assert client.put(namespace, HASHES[:3], BLOCKS[:3]).stored == 3
+    monkeypatch.setattr(daemon, "run", lambda _: HASHES[:3])
+    assert client.get_into(namespace, HASHES[:2], [bytearray(1000) for _ in range(2)]) == 0
+    with client.get(namespace, HASHES[:2]) as blocks:
+        assert len(blocks) == 0
+    eventually(lambda: not daemon.leases)
+    monkeypatch.setattr(daemon, "contains", lambda peer, request: pb.ContainsReply(outcomes=b"\1"))
+    assert client.contains(namespace, HASHES[:3]) == [Outcome.MISS] * 3
+
+
 def test_descriptors_that_do_not_match_their_segments_end_the_session_and_are_closed(client, namespace, daemon):
     fds = [os.memfd_create("unmatched") for _ in range(2)]
     daemon.peers[-1].send(pb.OPERATION_SEGMENTS, 0, pb.Segments(segments=[pb.Segment(id=9, size_bytes=1)]), 0, fds)

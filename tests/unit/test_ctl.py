@@ -564,6 +564,44 @@ def test_the_key_that_put_prints_is_all_that_get_needs(real, capsys, tmp_path):
     assert "names its namespace already" in capsys.readouterr().err
 
 
+def test_over_grpc_a_file_comes_back_too(real, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("KVSTORED_ADDRESS", f"grpc:{real.grpc_target}")
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(b"inside of messages" * 100_000)
+    stored = put(capsys, str(source), "-f", "model=remote")
+    assert run("get", f"{stored['namespace']}:{stored['key']}", str(target)) == 0
+    assert target.read_bytes() == source.read_bytes()
+    target.unlink()
+    assert run("get", str(stored["key"]), str(target), "-f", "model=remote") == 0
+    assert target.read_bytes() == source.read_bytes()
+    capsys.readouterr()
+    assert run("get", "ff" * 32, str(target), "-f", "model=remote") == Exit.NO
+    assert "not stored here; `kvstorectl explain" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "says"),
+    [(ValueError("block 0 has 7 bytes"), Exit.NO, "replaced meanwhile"), (None, Exit.UNREACHABLE, "does not answer")],
+)
+def test_a_block_that_was_there_a_moment_ago_is_not_said_to_be_missing(
+    real, capsys, tmp_path, monkeypatch, raised, code, says
+):
+    monkeypatch.setenv("KVSTORED_ADDRESS", f"grpc:{real.grpc_target}")
+    source = tmp_path / "source"
+    source.write_bytes(b"replaced")
+    stored = put(capsys, str(source), "-f", "model=replaced")
+
+    def get_into(client: Client, *_: object, **__: object) -> int:
+        if raised is not None:
+            raise raised
+        client._core.failed_open(Unavailable("gone"))
+        return 0
+
+    monkeypatch.setattr(Client, "get_into", get_into)
+    assert run("get", str(stored["key"]), str(tmp_path / "target"), "-f", "model=replaced") == code
+    assert says in capsys.readouterr().err
+
+
 def test_a_file_that_is_there_already_is_not_stored_again(real, capsys, tmp_path):
     source = tmp_path / "source"
     source.write_bytes(b"twice")

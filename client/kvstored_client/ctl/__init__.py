@@ -50,7 +50,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-AddressOption = Annotated[str, typer.Option(envvar="KVSTORED_ADDRESS", help="Session socket, unix:PATH.")]
+AddressOption = Annotated[str, typer.Option(envvar="KVSTORED_ADDRESS", help="unix:PATH, or grpc:HOST:PORT.")]
 TimeoutOption = Annotated[float, typer.Option(min=0.01, max=3600, metavar="SECONDS", help="Wait so long for answers.")]
 TokenOption = Annotated[
     Path | None, typer.Option(envvar="KVSTORED_TOKEN_FILE", metavar="FILE", help="A token instead of one's uid.")

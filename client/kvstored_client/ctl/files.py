@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from kvstored_proto.v1.admin_pb2 import ExplainReply, ExplainRequest
+from kvstored_proto.v1.kvstored_pb2 import OPERATION_EXPLAIN
 
 from kvstored_client import Client, Namespace, NamespaceSpec
-from kvstored_client.ctl.connection import Exit, Failure, connected, options_of
+from kvstored_client.ctl.connection import Exit, Failure, Options, connected, options_of
 from kvstored_client.ctl.keys import parse_digest, parse_hash, parse_key, parse_spec
 from kvstored_client.ctl.namespaces import spec_of
 from kvstored_client.ctl.output import print_json, size
 from kvstored_client.ctl.status import read_status
+from kvstored_client.dialing import REMOTE
+from kvstored_client.errors import Unavailable
 from kvstored_client.results import Outcome
 from kvstored_client.terms import Durability
 
@@ -91,15 +95,34 @@ def get(
     wanted = digest or _wanted(namespace, field)
     with connected(options, f"getting {key}") as client:
         handle = _open(client, wanted)
-        with client.get(handle, [block], wait_s=options.timeout_s) as blocks:
-            if not len(blocks):
-                raise Failure(f"getting {key}: not stored here; `kvstorectl explain {key}` says why")
-            data = bytes(blocks[0])
+        data = _fetched(client, options, handle, block)
+        if data is None:
+            if client.stats.misses_unavailable:
+                raise Unavailable("the daemon does not answer")
+            raise Failure(f"getting {key}: not stored here; `kvstorectl explain {key}` says why")
     _write(file, data)
     if options.output == "json":
         print_json({"key": key, "size_bytes": len(data), "file": str(file)})
     elif str(file) != "-":
         print(f"{file}: {size(len(data))}")
+
+
+def _fetched(client: Client, options: Options, namespace: Namespace, block: bytes) -> bytes | None:
+    """The bytes of a block; None where it is not stored."""
+    if not options.address.startswith(REMOTE):
+        with client.get(namespace, [block], wait_s=options.timeout_s) as blocks:
+            return bytes(blocks[0]) if len(blocks) else None
+    # There it comes inside of messages, to memory of its size.
+    request = ExplainRequest(hash=block, namespace_digest=namespace.digest)
+    found = client.call(OPERATION_EXPLAIN, request, ExplainReply).blocks
+    if not found:
+        return None
+    buffer = bytearray(found[0].size_bytes)
+    try:
+        came = client.get_into(namespace, [block], [buffer], wait_s=options.timeout_s)
+    except ValueError as error:
+        raise Failure(f"getting {block.hex()}: it was replaced meanwhile ({error}): try again") from None
+    return bytes(buffer) if came else None
 
 
 def _wanted(namespace: str | None, field: list[str] | None) -> bytes | NamespaceSpec:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvstored_client.dialing import REMOTE, target_of
+
 MODES: Final = ("read-write", "read-only", "write-only")
 
 
@@ -55,8 +57,12 @@ def settings_from(extra: Mapping[str, Any]) -> Settings:
     settings = Settings(**values)
     if settings.mode not in MODES:
         raise UnsupportedError(f"mode {settings.mode!r}: it must be one of {', '.join(MODES)}")
-    if settings.address.startswith("grpc:"):
-        raise UnsupportedError(f"address {settings.address}: blocks come through shared memory: unix:PATH")
+    try:
+        target = target_of(settings.address or None)
+    except ValueError as error:
+        raise UnsupportedError(str(error)) from None
+    if target.startswith(REMOTE):
+        raise UnsupportedError(f"address {target}: blocks come through shared memory: unix:PATH")
     for key in ("timeout_s", "lookup_wait_s", "load_timeout_s"):
         if not getattr(settings, key):
             raise UnsupportedError(f"{key} is 0: nothing would ever be loaded; it must be more")
@@ -68,6 +74,6 @@ def _value(key: str, value: object, wanted: type) -> Any:
         value = float(value)
     if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
         raise UnsupportedError(f"{key} is {value!r}: it must be of type {wanted.__name__}")
-    if isinstance(value, int | float) and value < 0:
-        raise UnsupportedError(f"{key} is {value}: it must not be negative")
+    if isinstance(value, int | float) and not value >= 0:
+        raise UnsupportedError(f"{key} is {value}: it must be 0 or more")
     return value
