@@ -22,6 +22,7 @@ from kvstored.store.store import Store
 LOOK_S: Final = 0.01
 ZERO_BYTES: Final = 4 << 20
 PIECE_BLOCKS: Final = 512
+STAGING_LEFT: Final = "waiting for the staging of sessions that have ended"
 DEVICE_WAIT_S: Final = 30.0  # beyond the deadline, for threads that are still at a slot
 
 
@@ -158,6 +159,20 @@ class Holders:
                 staging.unhold()
                 session.wiping = False
             self._receipt.staging_zeroed_bytes += staging.size_bytes
+
+    async def staging_gone(self, tenants: Sequence[str]) -> None:
+        """Wait for the staging of sessions that have ended: a copy may run from it, and a thread gives it back."""
+        end_s = self._parts.clock.monotonic() + DEVICE_WAIT_S
+        while left_bytes := sum(map(self._leaving_bytes, tenants)):
+            self._receipt.at(STAGING_LEFT)
+            if self._parts.clock.monotonic() >= end_s:
+                self._receipt.remain(f"{left_bytes} bytes of staging: a copy from it has not ended")
+                return
+            await asyncio.sleep(LOOK_S)
+
+    def _leaving_bytes(self, tenant: str) -> int:
+        sessions = [session for session in self._parts.sessions if session.caller.tenant == tenant]
+        return self._parts.staging.used_bytes_of[tenant] - sum(session.staging_bytes for session in sessions)
 
 
 def _batches(entries: Sequence[Entry]) -> Iterable[list[Entry]]:

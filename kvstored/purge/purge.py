@@ -174,6 +174,7 @@ class Purge:
             await self._wipe_memory(tenants)
             sessions = [session for session in self._parts.sessions if session.caller.tenant in tenants]
             await self._holders.wipe_staging(sessions)
+            await self._holders.staging_gone(tenants)
             await self._wipe_below(tenants, await destroy_keys(self._parts, receipt, resumed=self._resumed))
             await self._retired_gone(tenants)
         finally:

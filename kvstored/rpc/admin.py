@@ -22,6 +22,7 @@ from kvstored.rpc.described import of_entry, of_record, space_of, spaces_of
 from kvstored.rpc.explaining import count_below
 from kvstored.rpc.paging import Page, after
 from kvstored.store import audit
+from kvstored.store.drains import Drained
 from kvstored.tiers.base import Record
 
 BLOCKS_PER_PAGE_MAX: Final = 1000
@@ -133,7 +134,7 @@ def _drain(context: Context, session: Session, request: pb.DrainRequest) -> Mess
     if request.resume:
         drains.end()
     elif request.deadline_ms:
-        return _drained(context, request.deadline_ms / 1000)
+        return _drained(context, drains.drain(request.deadline_ms / 1000))
     else:
         drains.begin()
     context.store.releases.take_all()
@@ -143,8 +144,8 @@ def _drain(context: Context, session: Session, request: pb.DrainRequest) -> Mess
     )
 
 
-async def _drained(context: Context, timeout_s: float) -> Message:
-    drained = await context.store.drains.drain(timeout_s)
+async def _drained(context: Context, draining: Awaitable[Drained]) -> Message:
+    drained = await draining
     return pb.DrainReply(
         boot_id=context.boot_id,
         state=context.state,

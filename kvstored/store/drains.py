@@ -7,10 +7,10 @@ Gets are served all the while.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -63,8 +63,10 @@ class Drains:
         for ended in self._running:
             ended.set()
 
-    async def drain(self, timeout_s: float, *, held_timeout_s: float | None = None) -> Drained:
+    def drain(self, timeout_s: float, *, held_timeout_s: float | None = None) -> Coroutine[Any, Any, Drained]:
         """Refuse new puts, flush, and wait until nothing is held; or for so long. They stay refused.
+
+        So they are when this returns, not only when its result is awaited: an `end` may come between.
 
         `held_timeout_s`: for so long, and while the flush goes on, what sessions hold is waited for; None: as long
         as for the flush.
@@ -72,6 +74,9 @@ class Drains:
         self.begin()
         ended = asyncio.Event()
         self._running.add(ended)
+        return self._drain(ended, timeout_s, held_timeout_s)
+
+    async def _drain(self, ended: asyncio.Event, timeout_s: float, held_timeout_s: float | None) -> Drained:
         drained, now = Drained(), self._parts.clock.monotonic
         start_s = now()
         held_end_s = start_s + min(timeout_s, timeout_s if held_timeout_s is None else held_timeout_s)

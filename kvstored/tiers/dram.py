@@ -109,7 +109,7 @@ class DramTier(SegmentPool):
         self._kept: Kept | None = None
         self._last_id = 0
         self.calls = Calls()
-        self._replacements: set[asyncio.Task[None]] = set()
+        self._replacements: dict[asyncio.Task[None], Segment] = {}  # with the segment whose bytes are given back
 
     async def open(self) -> None:
         """Take over what an earlier process left; make, populate and lock the other segments, in parallel.
@@ -290,10 +290,16 @@ class DramTier(SegmentPool):
         no new memory comes; the tier then lives with less, counted as retired.
         """
         assert self._segments[segment_id].retired, "only what is retired is disposed of"
-        task = asyncio.create_task(self._replace(self._segments.pop(segment_id)))
-        self._replacements.add(task)
-        task.add_done_callback(self._replacements.discard)
+        segment = self._segments.pop(segment_id)
+        task = asyncio.create_task(self._replace(segment))
+        self._replacements[task] = segment
+        task.add_done_callback(self._replacements.pop)
         await asyncio.shield(task)
+
+    def retired(self, tenant: str) -> list[int]:
+        """See `SegmentPool.retired`: until their bytes are given back, whoever does that."""
+        given_back = [s.segment_id for s in self._replacements.values() if s.tenant == tenant]
+        return super().retired(tenant) + given_back
 
     async def _replace(self, segment: Segment) -> None:
         self._last_id += 1

@@ -131,6 +131,20 @@ async def test_a_drain_that_is_taken_back_ends_at_once_and_puts_are_taken():
         assert list(await node.put(session, space, chain("b", 1))) == [RESERVED]
 
 
+async def test_a_drain_that_is_taken_back_before_its_first_turn_is_none():
+    """Both were asked for in one turn: what was said last counts."""
+    async with deep() as node:
+        session = await node.session()
+        space = await node.space(session)
+        await node.put(session, space, chain("a", 2))
+        await node.get(session, space, chain("a", 2))
+        draining = asyncio.ensure_future(node.store.drains.drain(1000.0))
+        assert node.store.writes.draining
+        node.store.drains.end()
+        assert (await draining).leases == 1
+        assert list(await node.put(session, space, chain("b", 1))) == [RESERVED]
+
+
 async def test_a_drain_whose_caller_left_stops_flushing_and_holds_nothing():
     async with deep() as node:
         session = await node.session()

@@ -2,6 +2,7 @@ import asyncio
 import mmap
 import os
 import random
+import threading
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,8 @@ from kvstored_proto.frames import HEAD, slot_runs
 from kvstored.device import memory
 from kvstored.device.memory import Mapping
 from kvstored.errors import ConfigError, DeviceError
-from kvstored.tiers import provision
+from kvstored.testing.waiting import PATIENCE_S, turns
+from kvstored.tiers import dram, provision
 from kvstored.tiers.dram import DramConfig, DramTier
 from kvstored.tiers.provision import segment_sizes
 from tests.descriptors import descriptors
@@ -316,6 +318,26 @@ async def test_disposal_goes_on_when_its_caller_is_cancelled():
         await asyncio.gather(*tier._replacements)
         tier.audit()
         assert tier.available("b", 256 * KIB) == 4
+
+
+async def test_a_segment_counts_as_retired_until_its_bytes_are_given_back(monkeypatch):
+    """A purge that said it was complete before would leave them there for a while."""
+    renewing, real = threading.Event(), dram.renew
+
+    def slow(segment, segment_id, config):
+        assert renewing.wait(PATIENCE_S)
+        return real(segment, segment_id, config)
+
+    monkeypatch.setattr(dram, "renew", slow)
+    async with opened() as tier:
+        segment_id, fd = await retired_segment(tier, exposed=True)
+        os.close(fd)
+        disposing = asyncio.create_task(tier.dispose(segment_id))
+        await turns()
+        assert tier.retired("a") == [segment_id]
+        renewing.set()
+        await disposing
+        assert tier.retired("a") == []
 
 
 @pytest.mark.parametrize("error", [DeviceError, ConfigError])

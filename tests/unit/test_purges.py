@@ -13,7 +13,7 @@ from kvstored.device import memory
 from kvstored.device.state_directory import StateDirectory
 from kvstored.errors import DeviceError, KVStoredError, LimitExceeded
 from kvstored.purge import purge as purge_module
-from kvstored.purge.holders import DEVICE_WAIT_S
+from kvstored.purge.holders import DEVICE_WAIT_S, STAGING_LEFT
 from kvstored.purge.purges import Purges
 from kvstored.purge.receipts import COMPLETE, INCOMPLETE, RECEIPTS_MAX, Receipt, Receipts, Selection
 from kvstored.store.outcomes import HIT, MISS, RESERVED, THROTTLED
@@ -408,6 +408,22 @@ async def test_staging_is_wiped_between_two_puts_and_never_under_one():
         alice.wiping = False
         assert await node.put(alice, space, chain("b", 1)) != bytes([THROTTLED])
         assert (await node.get(alice, space, chain("b", 1))).next == HIT
+
+
+async def test_staging_of_a_session_that_has_ended_is_waited_for_while_a_copy_runs_from_it():
+    async with Node(16, segment_blocks=4) as node:
+        (alice, _), _, _ = await two_tenants(node)
+        staging = alice.staging
+        staging.hold()
+        node.store.end_session(alice)
+        purges = Purges(node.store)
+        receipt = await purges.start(Selection(tenant="alice"), "root", 0.0)
+        await until(lambda: receipt.phase == STAGING_LEFT or not receipt.unfinished)
+        assert receipt.unfinished
+        staging.unhold()
+        await purges.ended(receipt.purge_id)
+        assert (receipt.state, receipt.remains) == (COMPLETE, [])
+        assert node.parts.staging.used_bytes_of["alice"] == 0
 
 
 async def test_leases_of_clients_that_did_not_come_back_are_ended_too():
