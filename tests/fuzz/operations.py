@@ -16,23 +16,18 @@ from kvstored.rpc.operations import OPERATIONS, number_of
 from kvstored.rpc.servicers import served
 from kvstored.store.outcomes import RESERVED
 from kvstored.testing.contract_client import ACME, ROOT
-from kvstored.testing.daemon_in_loop import tenant
 from tests.fuzz.choices import mutated
-from tests.fuzz.service import BLOCK_BYTES, Target, opening, templates
+from tests.fuzz.service import BELOW, BLOCK_BYTES, LIMIT_BYTES, Both, opening, templates
 
 STEPS_MAX = 40
 FLUSH_S = 1.0
-BELOW, TWO = 4, 8  # bits of the first byte
+TWO = 8  # bit of the first byte, beside BELOW
 # What an admin may do to a daemon that is to serve on.
 HARMLESS = {"Verify", "Flush", "Drain"}
 NAMES = sorted(operation.name for operation in OPERATIONS.values())
 TEMPLATES = templates(NAMES)
 PUT, SINK, LIMIT = STEPS = ["put", "sink", "limit"]  # beside the operations
-LIMITS = [12 * BLOCK_BYTES, 4 * BLOCK_BYTES, 2 * BLOCK_BYTES]  # the first is the one that holds between programs
-SMALL = {
-    "dram": {"capacity_bytes": 256 * BLOCK_BYTES, "segment_bytes": 16 * BLOCK_BYTES},
-    "tenants": [tenant(ACME, dram_limit_bytes=LIMITS[0]), tenant(ROOT, role="admin")],
-}
+LIMITS = [LIMIT_BYTES, 4 * BLOCK_BYTES, 2 * BLOCK_BYTES]  # the first is the one that holds between programs
 
 
 def make():
@@ -40,30 +35,11 @@ def make():
     return Both(_program)
 
 
-class Both(Target):
-    """Programs choose between two daemons."""
-
-    def __init__(self, program):
-        super().__init__(program)
-        self._below = Target(program, SMALL, nvme=True)
-
-    def __call__(self, data):
-        if data[:1] and data[0] & BELOW:
-            self._below(data)
-        else:
-            super().__call__(data)
-
-    def close(self):
-        super().close()
-        self._below.close()
-
-
 async def _program(service, choices):
     context = service.daemon.context
     first = choices.byte()
     who = ACME if first % 4 else ROOT
     caller = Caller(who, "admin" if who == ROOT else "tenant", "session", "fuzz")
-    context.store.parts.sessions._next_id.clear()  # nothing is left of the program before: its numbers mean nothing
     request = opening(who)
     request.create_group = bool(first & TWO)
     sessions = [(await open_session(context, caller, request))[0]]

@@ -11,14 +11,20 @@ from kvstored.daemon.daemon import Daemon
 from kvstored.errors import KVStoredError
 from kvstored.rpc import servicers, session
 from kvstored.testing.contract import SETTINGS
-from kvstored.testing.contract_client import ACME, Block, block, hashes_of, open_namespace
+from kvstored.testing.contract_client import ACME, ROOT, Block, block, hashes_of, open_namespace
 from kvstored.testing.contract_transports import SocketClient, opening_request
-from kvstored.testing.daemon_in_loop import check_nothing_held, config_in
+from kvstored.testing.daemon_in_loop import check_nothing_held, config_in, tenant
 from tests.contract.walk import METHODS, requests_of
 from tests.fuzz.choices import Choices
 
 BLOCK_BYTES = 4096
 END_S = 60.0  # for all that a program started to come to its end
+BELOW = 16  # in the first byte of a program: for the daemon with NVMe
+LIMIT_BYTES = 12 * BLOCK_BYTES  # of its DRAM: so little that blocks move
+SMALL = {
+    "dram": {"capacity_bytes": 256 * BLOCK_BYTES, "segment_bytes": 16 * BLOCK_BYTES},
+    "tenants": [tenant(ACME, dram_limit_bytes=LIMIT_BYTES), tenant(ROOT, role="admin")],
+}
 CHECK_EVERY = 50  # an honest client is served, and what is stored is removed
 FD_GROWTH_MAX = 32
 CHAIN = [Block(each.hash, each.data) for each in (block(f"fuzz {i}", BLOCK_BYTES) for i in range(6))]
@@ -70,6 +76,8 @@ class Service:
         self.loop.run_until_complete(self._whole(program))
 
     async def _whole(self, program):
+        # Nothing is left of the program before, and its numbers mean nothing: what this one names is what it made.
+        self.daemon.context.store.parts.sessions._next_id.clear()
         try:
             await asyncio.wait_for(program, END_S)
         finally:
@@ -153,6 +161,24 @@ class Target:
     def close(self):
         """See `Service.close`."""
         self._service.close()
+
+
+class Both(Target):
+    """Programs choose by their first byte between two daemons, one of which has NVMe."""
+
+    def __init__(self, program):
+        super().__init__(program)
+        self._below = Target(program, SMALL, nvme=True)
+
+    def __call__(self, data):
+        if data[:1] and data[0] & BELOW:
+            self._below(data)
+        else:
+            super().__call__(data)
+
+    def close(self):
+        super().close()
+        self._below.close()
 
 
 class Own(SimpleNamespace):

@@ -12,7 +12,7 @@ from kvstored.testing.contract_client import ACME
 from tests.contract.test_isolation_walk import FRAMES, STREAMS
 from tests.contract.walk import METHODS
 from tests.fuzz.choices import NUMBERS, mutated
-from tests.fuzz.service import OWN, Target, opening, templates
+from tests.fuzz.service import BELOW, OWN, Both, opening, templates
 
 STEPS_MAX = 32
 SILENCE_S = 50.0
@@ -23,8 +23,8 @@ LAST = (1 << 60) + 1  # request id of the question whether the daemon still answ
 
 
 def make():
-    """The target, over a daemon without NVMe."""
-    return Target(_program)
+    """The target, over a daemon without NVMe and one with it."""
+    return Both(_program)
 
 
 async def _program(service, choices):
@@ -139,4 +139,8 @@ def seeds():
     """A session that asks for this and that."""
     asks = b"".join(bytes([0, index, 0, 0, 0, 0]) for index in range(len(NAMES)))
     odd = bytes([7, 0, 0, 4, 0, 0, 0, 4, 1, 1, 0, 0, 3, 1, 0, 0, 0])
-    return [b"\1" + asks, b"\1" + odd + asks, b"\0" + asks, b"\1" + odd + bytes([5, 9, 1, 0, 4, 0]) + b"abcd"]
+    below = bytes([1 | BELOW])
+    return [
+        *(b"\1" + asks, b"\1" + odd + asks, b"\0" + asks, b"\1" + odd + bytes([5, 9, 1, 0, 4, 0]) + b"abcd"),
+        *(below + asks, below + odd + asks),
+    ]
