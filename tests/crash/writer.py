@@ -99,6 +99,7 @@ class Writer:
         self.chains = [self._chain(number) for number in range(CHAINS)]
         self.checker = Checker(client, self.spaces, self.payloads, self.count, all_in_dram=task.all_in_dram)
         self.held = []
+        self.life = client.boot_id  # of the daemon, as of the last check: what it says is what was promised in it
         self.started_s = time.monotonic()
         verbs = {(Verb.PUT, self.put): 50, (Verb.GET, self.get): 20, (Verb.PREFETCH, self.prefetch): 10}
         verbs |= {(Verb.DELETE, self.delete_some): 2, (Verb.FLUSH, self.flush): 2}
@@ -172,6 +173,7 @@ class Writer:
         for chain in self.chains:
             self.checker.check(chain)
         self.checker.memory_lost = False  # what is there has been brought up
+        self.life = self.client.boot_id
         self.count("checks")
 
     # --- verbs -------------------------------------------------------------------
@@ -255,12 +257,13 @@ class Writer:
         return stats.misses_unavailable + stats.timeouts + stats.refused
 
     def flush(self):
+        """All is on NVMe then: of this life of the daemon. One that has just come back may have lost its memory."""
         request = admin_pb2.FlushRequest(wait_ms=5000)
         try:
-            left = self.admin.call(pb.OPERATION_FLUSH, request, admin_pb2.FlushReply, timeout_s=60.0).left_blocks
+            reply = self.admin.call(pb.OPERATION_FLUSH, request, admin_pb2.FlushReply, timeout_s=60.0)
         except KVStoredClientError:
             return
-        if not left:
+        if not reply.left_blocks and reply.boot_id == self.life:
             self.count("flushes")
             for chain in self.chains:
                 chain.flushed()
