@@ -57,10 +57,7 @@ class KeyKeeper:
 
     async def rekey(self, name: str) -> int:
         """Read the tenant's key again and wrap its data keys with it; how many. Raises KVStoredError."""
-        tenant = self._tenants.get(name)
-        if tenant is None:
-            raise NotFound(f"there is no tenant {name!r}")
-        masters = await self._masters(tenant)
+        masters = await self._masters_of(name)
         await self._keys.unlock(name, masters)
         done = await self._keys.rekey(name, masters)
         self._note(name)
@@ -99,17 +96,33 @@ class KeyKeeper:
     async def _look(self) -> None:
         now_s = self._clock.monotonic()
         names = [name for name in self._keys.waiting() if self._due.get(name, (0.0, 0.0))[0] <= now_s]
-        await asyncio.gather(*(self._unlock(tenant) for name in names if (tenant := self._tenants.get(name))))
+        await asyncio.gather(*(self._unlock(name) for name in names if name in self._tenants))
 
-    async def _unlock(self, tenant: Tenant) -> None:
-        name = tenant.name
+    async def _unlock(self, name: str) -> None:
         pause_s = self._due.get(name, (0.0, RETRY_S))[1]
         self._due[name] = (self._clock.monotonic() + pause_s, min(2 * pause_s, RETRY_MAX_S))
         try:
-            await self._keys.unlock(name, await self._masters(tenant))
+            await self._keys.unlock(name, await self._masters_of(name))
         except KVStoredError as error:
             self._keys.missing(name, str(error))
         self._note(name)
+
+    async def _masters_of(self, name: str) -> list[bytes]:
+        """Of the tenant as it is when they have been read: with those of before a data key may be made that the next
+        daemon could not open. Raises KVStoredError.
+        """
+        while True:
+            tenant = self._tenants.get(name)
+            if tenant is None:
+                raise NotFound(f"there is no tenant {name!r}")
+            try:
+                masters = await self._masters(tenant)
+            except KVStoredError:
+                if self._tenants.get(name) == tenant:
+                    raise
+                continue
+            if self._tenants.get(name) == tenant:
+                return masters
 
     async def _masters(self, tenant: Tenant) -> list[bytes]:
         if not has_source(tenant):

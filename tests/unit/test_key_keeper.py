@@ -6,12 +6,14 @@ import threading
 import pytest
 
 from kvstored.config.tenants import Tenant
+from kvstored.encryption import key_keeper
 from kvstored.encryption.key_keeper import KeyKeeper
 from kvstored.errors import DeviceError, KVStoredError, NotFound
 from kvstored.tenancy.merge import Change, Changes
 from kvstored.tenancy.tenants import Tenants
 from kvstored.testing.contract_lower_tier import Blocks
 from kvstored.testing.node import ManualClock
+from kvstored.testing.waiting import PATIENCE_S
 from tests.unit.test_encryption import FEW, NEW, OLD, loaded, plain_names
 from tests.unit.test_nvme import Harness, store
 
@@ -132,6 +134,32 @@ async def test_a_source_that_hangs_has_one_thread_however_often_it_is_tried(tmp_
         monkeypatch.setattr("kvstored.encryption.key_keeper.LOOK_S", 60.0)  # of which it has so much more time
         await keys.until(lambda: not keys.keeper._reading)
         assert await keys.keeper.rekey("t") == 1
+
+
+async def test_a_key_whose_source_was_changed_while_it_was_read_makes_no_data_key(tmp_path, blocks, monkeypatch):
+    real, reading, go_on = key_keeper.read_masters, threading.Event(), threading.Event()
+    keys, other = Keys(tmp_path, algorithm=""), tmp_path / "other"
+    keep(keys, OLD)
+    other.write_text(NEW.hex())
+
+    def slow(tenant):
+        if tenant.key_file == keys.file:
+            reading.set()
+            assert go_on.wait(PATIENCE_S)
+        return real(tenant)
+
+    monkeypatch.setattr(key_keeper, "read_masters", slow)
+    async with keys:
+        keys.become(encryption="aes-256-gcm")
+        await keys.until(reading.is_set)
+        keys.become(encryption="aes-256-gcm", key_file=str(other))
+        go_on.set()
+        await keys.until(lambda: not keys.harness.tier.barred)
+        assert all(await store(keys.harness, blocks, FEW))
+        keys.file.unlink()
+        await keys.restarted()
+        assert keys.keeper.warnings() == []
+        assert await loaded(keys.harness, blocks) == set(FEW)
 
 
 async def test_encryption_is_turned_on_and_off_while_it_runs(tmp_path, blocks):
