@@ -112,6 +112,7 @@ bench-vllm: venv-vllm
 	@$(BIN_VLLM)/python -m bench.vllm --json -
 
 sim: venv
+	$(call step,repeat,$(BIN)/python -m tests.sim --seeds 0..200 --repeat --json -)
 	$(call step,canaries,$(BIN)/python -m tests.sim --canaries --json -)
 	$(call step,sim,$(BIN)/python -m tests.sim --seeds 0..10000 --all-faults --json -)
 

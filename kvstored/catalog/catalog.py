@@ -63,7 +63,7 @@ class Catalog:
         self.spaces: dict[bytes, Space] = {}  # by the digest of their namespace
         self.stored: dict[bytes, Space] = {}  # by the digest under which their blocks are stored
         self.retired: list[Space] = []  # of past epochs: reached by no key, and taken away in the background
-        self.timed: set[Space] = set()  # spaces with blocks that end, and maybe some that had
+        self.timed: dict[Space, None] = {}  # with blocks that end, and maybe some that had; swept in this order
         # Set by who knows of ends: blocks are about to be looked at, in a space where some end; some were used there.
         self.on_look: Callable[[Space, Sequence[bytes]], None] = lambda space, hashes: None
         self.on_use: Callable[[Sequence[Entry]], None] = lambda entries: None
@@ -105,7 +105,7 @@ class Catalog:
         self.stored[space.digest] = space
         self.retired.append(old)
         if old.timers is not None:
-            self.timed.add(old)
+            self.timed[old] = None
         return old
 
     def order(self, tenant: str, slot_size: int) -> EvictionOrder:
@@ -168,7 +168,7 @@ class Catalog:
         """Have a block end; one that ends already then instead."""
         if expiry is not None:
             entry.pool.space.time(entry, expiry)
-            self.timed.add(entry.pool.space)
+            self.timed[entry.pool.space] = None
 
     def publish(self, entry: Entry) -> bool:
         """Make a block readable; its maker's hold stays. False: it was forgotten meanwhile."""

@@ -79,7 +79,7 @@ class Group:
         self.tenant = tenant
         self.group_id = group_id
         self.key = group_id or secrets.token_bytes(ID_BYTES)  # in the lease ledger
-        self.members: set[Session] = set()
+        self.members: dict[Session, None] = {}  # no set: they are parted with in the order in which they came
         self.leases: dict[int, Lease] = {}
         self.leased_bytes = 0
         self.ending_leases = 0  # in `leases` no more, but still holding their blocks
@@ -198,7 +198,7 @@ class Sessions:
             raise LimitExceeded(f"{self._max_sessions} sessions are open: close some or raise server.max_sessions")
         group = self._group(caller.tenant, create_group, join_group)
         session = Session(secrets.token_bytes(ID_BYTES), caller, group, now)
-        group.members.add(session)
+        group.members[session] = None
         self._by_id[session.session_id] = session
         return session
 
@@ -222,7 +222,7 @@ class Sessions:
         del self._by_id[session.session_id]
         session.ended = True
         group = session.group
-        group.members.discard(session)
+        group.members.pop(session, None)
         if group.members:
             return []
         self._groups.pop(group.group_id, None)

@@ -201,7 +201,7 @@ def ready_length(run: Sequence[Entry]) -> int:
 
 def by_order(entries: Sequence[Entry]) -> list[tuple[EvictionOrder, Sequence[Entry]]]:
     """Entries by the order they stand in, each group as it was given; nearly always there is one."""
-    orders = {entry.pool.order for entry in entries}
+    orders = {entry.pool.order: None for entry in entries}  # no set: its order would be that of addresses
     if len(orders) == 1:
-        return [(orders.pop(), entries)]
+        return [(next(iter(orders)), entries)]
     return [(order, [entry for entry in entries if entry.pool.order is order]) for order in orders]

@@ -23,7 +23,7 @@ class Timers:
 
     def __init__(self) -> None:
         self.first_s = inf
-        self._buckets: dict[int, set[Entry]] = {}
+        self._buckets: dict[int, dict[Entry, None]] = {}  # no sets: what ends first is not left to addresses
         self._steps: list[int] = []
 
     def add(self, entry: Entry) -> None:
@@ -31,16 +31,16 @@ class Timers:
         step = entry.step = int(entry.expires_s * STEPS_PER_S)
         bucket = self._buckets.get(step)
         if bucket is None:
-            bucket = self._buckets[step] = set()
+            bucket = self._buckets[step] = {}
             heapq.heappush(self._steps, step)
             self.first_s = self._steps[0] / STEPS_PER_S
-        bucket.add(entry)
+        bucket[entry] = None
 
     def discard(self, entry: Entry) -> None:
         """The block is gone."""
         bucket = self._buckets.get(entry.step)
         if bucket is not None:
-            bucket.discard(entry)
+            bucket.pop(entry, None)
             if not bucket:
                 self._drop(entry.step)
 
@@ -66,7 +66,7 @@ class Timers:
         while self.first_s <= now_s and len(ended) + len(moved) < limit:
             bucket = self._buckets[self._steps[0]]
             while bucket and len(ended) + len(moved) < limit:
-                entry = bucket.pop()
+                entry, _ = bucket.popitem()
                 (moved if int(entry.expires_s * STEPS_PER_S) > entry.step else ended).append(entry)
             if not bucket:
                 self._drop(self._steps[0])

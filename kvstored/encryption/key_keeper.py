@@ -95,7 +95,7 @@ class KeyKeeper:
 
     async def _look(self) -> None:
         now_s = self._clock.monotonic()
-        names = [name for name in self._keys.waiting() if self._due.get(name, (0.0, 0.0))[0] <= now_s]
+        names = [name for name in sorted(self._keys.waiting()) if self._due.get(name, (0.0, 0.0))[0] <= now_s]
         await asyncio.gather(*(self._unlock(name) for name in names if name in self._tenants))
 
     async def _unlock(self, name: str) -> None:

@@ -182,7 +182,7 @@ class Revival:
         below = self._below
         if below is None:
             return
-        for space in {entry.pool.space for entry in batch}:
+        for space in dict.fromkeys(entry.pool.space for entry in batch):
             entries = [entry for entry in batch if entry.pool.space is space]
             try:
                 records = await below.find(space.tenant, space.digest, [e.hash for e in entries], prefix=False)

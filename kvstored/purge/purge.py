@@ -67,7 +67,7 @@ class Purge:
         for space in list(spaces.values()):
             # Also of epochs whose room is back, as far as is known: a late step, or an index made anew, has left some.
             first = {space.namespace.digest} if epochs.floor else set()
-            for digest in first | epochs.stale_digests(space.namespace):
+            for digest in sorted(first | epochs.stale_digests(space.namespace)):
                 spaces.setdefault(digest, Space(space.namespace, digest))
         return list(spaces.values())
 

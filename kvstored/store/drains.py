@@ -47,7 +47,7 @@ class Drains:
         self._writes = writes
         self._releases = releases
         self._held = held
-        self._running: set[asyncio.Event] = set()
+        self._running: dict[asyncio.Event, None] = {}  # no set: they are told in the order in which they began
 
     def begin(self) -> None:
         """Refuse new puts from here on."""
@@ -73,7 +73,7 @@ class Drains:
         """
         self.begin()
         ended = asyncio.Event()
-        self._running.add(ended)
+        self._running[ended] = None
         return self._drain(ended, timeout_s, held_timeout_s)
 
     async def _drain(self, ended: asyncio.Event, timeout_s: float, held_timeout_s: float | None) -> Drained:
@@ -89,7 +89,7 @@ class Drains:
             if left_s > 0 and not ended.is_set():
                 await self._flush(drained, left_s, ended)  # what was committed behind the first one's back
         finally:
-            self._running.discard(ended)
+            self._running.pop(ended, None)
             ended.set()
             await asyncio.wait([flushing])
         await flushing

@@ -112,7 +112,7 @@ class Expiries:
                     entry.below = False  # its copy there ends by now
                 await asyncio.sleep(0)
             if timers is None or timers.first_s == inf:
-                self._catalog.timed.discard(space)
+                self._catalog.timed.pop(space, None)
             if not number % PIECE_SPACES:
                 await asyncio.sleep(0)
 

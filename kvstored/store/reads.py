@@ -52,7 +52,7 @@ class Reads:
 
     async def contains(self, space: Space, hashes: Sequence[bytes]) -> tuple[bytes, bytes]:
         """One outcome and one set of tiers (IN_DRAM, ON_NVME) per hash, packed."""
-        known = space.entries.keys() & set(hashes)
+        known = [hash_ for hash_ in dict.fromkeys(hashes) if hash_ in space.entries]
         below = await self._on_nvme(space, hashes)
         moved = [hash_ for hash_ in known if hash_ not in space.entries and hash_ not in below]
         if moved:  # down, while the index was asked

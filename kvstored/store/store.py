@@ -80,7 +80,8 @@ class Store:
             parts.below.promoter.on_settled = parts.below.mover.kick
             parts.below.mover.on_deleted = parts.below.promoter.deleted
         self.return_wait_s = RETURN_WAIT_S
-        self._holders: dict[int, set[Session]] = {}
+        # By segment. No sets: they are told in the order in which they came to hold it.
+        self._holders: dict[int, dict[Session, None]] = {}
         self._tasks: set[asyncio.Future[None]] = set()
 
     # ---- sessions ----
@@ -192,7 +193,7 @@ class Store:
             fresh.append((segment_id, dram.segment_bytes(segment_id), dram.segment_fd(segment_id)))
             dram.expose(segment_id)
             session.exposed.add(segment_id)
-            self._holders.setdefault(segment_id, set()).add(session)
+            self._holders.setdefault(segment_id, {})[session] = None
         return fresh
 
     def _retired(self, segment_id: int) -> None:
@@ -232,7 +233,7 @@ class Store:
     def _let_go(self, session: Session, segment_id: int) -> None:
         session.exposed.discard(segment_id)
         holders = self._holders[segment_id]
-        holders.discard(session)
+        holders.pop(session, None)
         if not holders:
             del self._holders[segment_id]
             if self.parts.dram.is_retired(segment_id):

@@ -7,20 +7,27 @@ seed, one at a time. So the same seed gives the same order of everything, and an
 A wait for something that can never come is found at once: nothing is ready, no timer is set, and the
 loop raises `NothingToDo`; what goes round and round at one moment is found, too (`GoesRound`).
 
-(Virtual, but left to the machine: addresses of objects. A set of objects that are hashed by identity has an
-order of its own in every process; what depends on it is not repeated.)
+Two more things that differ from process to process are taken away. A set has the order of its members' hashes, and
+objects are hashed by their address: so tasks and futures of the loop, which `asyncio.wait` hands out in sets, are
+hashed by a number. (Other objects are not: whoever goes through a set of them in code that is simulated takes a
+dict instead.) And what asks the operating system for random bytes is given some that are drawn (`drawn_bytes`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import random
 import selectors
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import Context
+from itertools import count
+from typing import Any, Final, TypeVar
 
+T = TypeVar("T")
 START_S: Final = 1000.0
 WALL_START_S: Final = 1.7e9
 TURNS_MAX: Final = 100_000  # of the loop at one moment
@@ -37,6 +44,28 @@ class NothingToDo(RuntimeError):
 
 class GoesRound(RuntimeError):
     """So much happens at one moment that it will hardly end: in real time the loop would be kept busy."""
+
+
+class NumberedFuture(asyncio.Future[T]):
+    """A future of a virtual loop: the order of a set of them is the same in every process."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.number = loop.next_number()
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class NumberedTask(asyncio.Task[T]):
+    """The same of a task."""
+
+    def __init__(self, loop: VirtualLoop, work: Coroutine[Any, Any, T], context: Context | None) -> None:
+        self.number = loop.next_number()  # first: a task is hashed while it is made
+        super().__init__(work, loop=loop, context=context)
+
+    def __hash__(self) -> int:
+        return self.number
 
 
 class _Jumps(selectors.SelectSelector):
@@ -87,7 +116,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now = start_s
         self.delays = delays or Delays()
         self.in_thread = False  # whether what runs now is meant to be on a thread
+        self.next_number = count().__next__  # of tasks and futures
         super().__init__(_Jumps(self))
+        self.set_task_factory(_numbered)
         self._anywhere = VirtualPool(self, threads=1 << 30)
 
     def time(self) -> float:
@@ -98,6 +129,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Let virtual time pass."""
         assert seconds >= 0, "time does not go back"
         self._now += seconds
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """See `AbstractEventLoop.create_future`."""
+        return NumberedFuture(self)
 
     def run_in_executor(  # type: ignore[override]  # typeshed has it as a coroutine's result
         self, executor: concurrent.futures.Executor | None, func: Callable[..., Any], *args: Any
@@ -198,6 +233,26 @@ class VirtualPool(concurrent.futures.Executor):
         self._start()
 
 
+def _numbered(loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = None) -> NumberedTask[Any]:
+    assert isinstance(loop, VirtualLoop), "its own factory"
+    return NumberedTask(loop, work, context)
+
+
+@contextmanager
+def drawn_bytes(seed: object) -> Iterator[None]:
+    """Whatever in this process asks the operating system for random bytes meanwhile has them drawn from the seed.
+
+    Ids, keys and salts are made of them. They are worth nothing as secrets then: for simulations alone.
+    """
+    dice = random.Random(f"bytes {seed}")
+    theirs = os.urandom, random._urandom  # type: ignore[attr-defined]  # the second is what `secrets` asks
+    os.urandom = random._urandom = dice.randbytes  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        os.urandom, random._urandom = theirs  # type: ignore[attr-defined]
+
+
 def _copy_outcome(done: asyncio.Future[Any], given: concurrent.futures.Future[Any]) -> None:
     if done.cancelled():
         given.cancel()
@@ -214,7 +269,7 @@ def abandon(loop: VirtualLoop) -> None:
     on their way out must find dead devices.
     """
     loop.set_exception_handler(lambda *_: None)
-    for task in asyncio.all_tasks(loop):
+    for task in sorted(asyncio.all_tasks(loop), key=hash):  # their numbers: in the order in which they were begun
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         coroutine: Any = task.get_coro()
         try:

@@ -246,7 +246,7 @@ class VolumePath:
         try:
             if clear:
                 await volume.recycler.empty(volume.table.with_records())
-            for tenant in set(deletes.values()):
+            for tenant in dict.fromkeys(deletes.values()):
                 await volume.remove(tenant, [key for key, owner in deletes.items() if owner == tenant])
         except DeviceError:
             self._deletes, self._clear = {**deletes, **self._deletes}, clear or self._clear

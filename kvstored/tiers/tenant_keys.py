@@ -192,7 +192,7 @@ class TenantKeys:
             if path.volume is not None:
                 for tenant, why in path.volume.keys.locked.items():
                     found[tenant] = f"{path.path}: {self._why.get(tenant, why)}"
-        for tenant in self.barred - found.keys():
+        for tenant in sorted(self.barred - found.keys()):
             found[tenant] = self._why.get(tenant, "its key has not been read yet")
         return found
 

@@ -164,16 +164,17 @@ class Volume(VolumeIO):
 
     async def drop(self, entries: Sequence[tuple[bytes, Record]]) -> None:
         """Remove records whose bytes are wrong, if they are there still, and tell of it."""
-        tenants = {self.table.owner(record) for _, record in entries} - {None}
+        owners = dict.fromkeys(self.table.owner(record) for _, record in entries)
         try:
             delta = await self.calls.call(self.threads.index_writer, self.index.remove_unchanged, entries)
         except DeviceError as error:
             self.doubt(error)
             return
         self.table.apply(delta)
-        for tenant in tenants:
-            keys = [key for key, record in entries if self.table.owner(record) == tenant]
-            report(self._notices.dropped, tenant or "", keys)
+        for tenant in owners:
+            if tenant is not None:
+                keys = [key for key, record in entries if self.table.owner(record) == tenant]
+                report(self._notices.dropped, tenant, keys)
 
     # --- storing ---
 

@@ -3,14 +3,17 @@
 python -m tests.sim --seeds 0..10000 --json -
 python -m tests.sim --seed 4711
 python -m tests.sim --seeds 0..100 --canary early_publish
+python -m tests.sim --seeds 0..100 --repeat
 """
 
 import sys
 import traceback
+from contextlib import ExitStack
 
 from bench.common import Figure, emit, parser, progress, run
 from tests.sim.canaries import CANARIES
 from tests.sim.model import Violation
+from tests.sim.repeats import differing
 from tests.sim.runner import deterministic, find_canaries, run_many, run_one
 
 OPS = 200
@@ -41,14 +44,21 @@ CANARY_FIGURES = (
     Figure("canaries_missed", f"planted bugs that {CANARY_SEEDS} worlds did not find", "== 0"),
 )
 
+REPEAT_FIGURES = (
+    Figure("seeds", "worlds run twice"),
+    Figure("seeds_not_repeated", "worlds that were another one the second time", "== 0"),
+)
+
 
 def main():
     arguments = _arguments()
     if arguments.seed is not None:
-        return _one(arguments.seed, arguments.ops, arguments.canary)
+        return _one(arguments)
     if arguments.canaries:
         return _canaries(arguments)
     first, last = (int(part) for part in arguments.seeds.split(".."))
+    if arguments.repeat:
+        return _repeat(range(first, last), arguments)
     found = run_many(
         range(first, last),
         arguments.ops,
@@ -99,9 +109,22 @@ def figures(found):
     }
 
 
-def _one(seed, ops, canary):
+def _repeat(seeds, arguments):
+    """Each seed must give the same steps in two processes."""
+    found = differing(seeds, arguments.ops)
+    for seed, where in found[:10]:
+        progress(f"seed {seed}: {where}")
+    emit({"seeds": len(seeds), "seeds_not_repeated": len(found)}, REPEAT_FIGURES, arguments.json)
+    return int(bool(found))
+
+
+def _one(arguments):
+    seed = arguments.seed
     try:
-        counts, trace = run_one(seed, ops, canary=canary)
+        with ExitStack() as stack:
+            file = stack.enter_context(open(arguments.steps, "w")) if arguments.steps else None
+            note = (lambda *step: print(step, file=file)) if file else None
+            counts, trace = run_one(seed, arguments.ops, canary=arguments.canary, note=note)
     except Violation:
         traceback.print_exc()
         return 1
@@ -115,11 +138,13 @@ def _arguments():
     )
     built.add_argument("--seeds", default="0..1000", metavar="A..B", help="from A up to, not including, B")
     built.add_argument("--seed", type=int, help="this one alone, with a traceback")
+    built.add_argument("--steps", metavar="FILE", help="with --seed: write down what it does, a line for each step")
     built.add_argument("--ops", type=int, default=OPS, help=f"operations of each world ({OPS})")
     built.add_argument("--seconds", type=float, default=0.0, help="begin no world after so many (0: all seeds)")
     built.add_argument("--processes", type=int, default=0, help="0: one for each CPU")
     built.add_argument("--canary", choices=sorted(CANARIES), help="plant this bug: success is to find it")
     built.add_argument("--canaries", action="store_true", help="plant all of them, one at a time")
+    built.add_argument("--repeat", action="store_true", help="run each seed twice: fail where a step is not the same")
     built.add_argument("--all-faults", action="store_true", help="fail where a kind of fault or restart never happened")
     return built.parse_args()
 

@@ -115,7 +115,7 @@ class ObservedIndex(SimulatedIndex):
         finally:
             removed = before - self._keys()
             self._gone(removed)
-            for key in removed & good.keys():
+            for key in sorted(removed & good.keys()):
                 if times.may_be_forgotten(self._world, key, good[key]):
                     continue
                 self._world.complain(f"a good record was dropped: {key[16:]} at {good[key].location}")
@@ -124,7 +124,7 @@ class ObservedIndex(SimulatedIndex):
         return self.files.committed[b"records"].entries.keys()
 
     def _gone(self, keys):
-        for key in keys:
+        for key in sorted(keys):
             if not times.is_past(self._world, key[:16]):
                 first = self._world.names.first(key[:16])
                 self._world.model.gone((self._world.tenant_of[first], first, key[16:]))

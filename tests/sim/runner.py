@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from tests.sim.canaries import CANARIES, Misfit
 from tests.sim.model import Violation
 from tests.sim.small import make_small
+from tests.sim.steps import SteppedWorld
 from tests.sim.world import World
 
 SEEDS_PER_TASK = 5
@@ -34,14 +35,14 @@ def deterministic(argv):
         os.execve(sys.executable, [sys.executable, "-m", "tests.sim", *argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
 
 
-def run_one(seed, ops, *, canary=None):
-    """Counts and trace of one world; raises Violation. With a canary, with that bug planted."""
+def run_one(seed, ops, *, canary=None, note=None):
+    """Counts and trace of one world; raises Violation. With a canary, with that bug planted. `note`: see `steps`."""
     undo = [make_small()]
     logging.disable(logging.CRITICAL)
     try:
         if canary is not None:
             undo.append(CANARIES[canary]())
-        world = World(seed, ops)
+        world = World(seed, ops) if note is None else SteppedWorld(seed, ops, note)
         trace = world.run()
         return world.counts, trace
     finally:

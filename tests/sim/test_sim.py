@@ -11,6 +11,7 @@ import pytest
 
 from tests.sim.canaries import CANARIES, Misfit, canary
 from tests.sim.plan import make_plan
+from tests.sim.repeats import parted
 from tests.sim.runner import run_many
 
 pytestmark = pytest.mark.timeout(1200)
@@ -65,6 +66,24 @@ def test_the_same_seed_gives_the_same_trace():
     first = simulate("--seed", "5", "--ops", "100")
     assert "trace" in first
     assert simulate("--seed", "5", "--ops", "100") == first
+
+
+def test_each_world_has_the_same_steps_wherever_its_objects_lie_and_whatever_was_run_before_it():
+    figures = json.loads(simulate("--seeds", "0..20", "--repeat", "--json", "-"))
+    assert figures == {"seeds": 20, "seeds_not_repeated": 0}
+
+
+def test_noting_its_steps_changes_no_world(tmp_path):
+    plain = simulate("--seed", "5", "--ops", "100")
+    assert simulate("--seed", "5", "--ops", "100", "--steps", str(tmp_path / "steps")) == plain
+    kinds = {line.split("'")[1] for line in (tmp_path / "steps").read_text().splitlines()}
+    assert kinds == {"soon", "at", "thread", "device", "read", "write", "world", "file", "index"}
+
+
+def test_where_two_worlds_part_is_told():
+    assert parted(["a", "b"], ["a", "b"]) == ""
+    assert parted(["a", "b"], ["a", "c"]) == "step 1, after a: b or c"
+    assert parted(["a"], ["a", "c"]) == "step 1, after a: None or c"
 
 
 def test_half_of_the_worlds_restart_before_their_end_and_all_faults_are_drawn():

@@ -12,7 +12,7 @@ from kvstored.device.file import AlignedBuffer
 from kvstored.store import quarantine
 from kvstored.testing.simulated_device import SimulatedDevice
 from kvstored.testing.simulated_node import SimulatedNode
-from kvstored.testing.virtual import Crash, Delays, GoesRound, NothingToDo, VirtualLoop, abandon
+from kvstored.testing.virtual import Crash, Delays, GoesRound, NothingToDo, VirtualLoop, abandon, drawn_bytes
 from kvstored.tiers.base import Health
 from tests.sim import checks, hints, quotas, times
 from tests.sim.actions import ACTIONS, bump, hash_of, lookup, purge
@@ -37,7 +37,7 @@ class World:
         self.plan = make_plan(seed, ops)
         self.rng = random.Random(seed)
         self.model = Model()
-        self.device = SimulatedDevice(seed, self.plan.faults)
+        self.device = self._make_device()
         self.device.disk.make_folder(ROOT)
         self.device.disk.root.sync()
         self.keeper = MemoryKeeper() if self.plan.keeps_memory else None
@@ -78,7 +78,7 @@ class World:
 
     def run(self):
         """All boots, one after the other; returns the hash of everything that happened."""
-        with self.names.noted():
+        with self.names.noted(), drawn_bytes(self.plan.seed):
             while self._done_ops < self.plan.ops:
                 self._boot(self._live)
             self.device.quiet = True
@@ -95,9 +95,15 @@ class World:
         self.counts["restarted_seeds"] += self._restarted
         return self._trace.hexdigest()
 
+    def _make_device(self):
+        return SimulatedDevice(self.plan.seed, self.plan.faults)
+
+    def _make_loop(self):
+        return VirtualLoop(self.delays, start_s=self._now)
+
     def _boot(self, life):
         """One life of the process."""
-        self.loop = loop = VirtualLoop(self.delays, start_s=self._now)
+        self.loop = loop = self._make_loop()
         self.purging = asyncio.Lock()
         self.device.now, self.device.on_call = loop.time, self._on_device_call
         loop.set_exception_handler(lambda _, context: self.complain(_describe(context)))

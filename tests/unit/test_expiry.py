@@ -125,6 +125,15 @@ def test_timers_give_what_is_due_and_nothing_else_whatever_came_and_went():
         assert len(timers._steps) <= 2 * len(timers._buckets) + 64
 
 
+def test_what_ends_at_the_same_time_is_given_in_an_order_that_repeats():
+    timers, entries = Timers(), [entry(8.0) for _ in range(50)]
+    for each in entries:
+        timers.add(each)
+    timers.discard(entries.pop(20))
+    ended, moved = timers.due(8.0, 100)
+    assert (ended, moved) == (entries[::-1], [])
+
+
 # ---- in DRAM ----
 
 

@@ -2,11 +2,23 @@
 
 import asyncio
 import hashlib
+import os
 import random
+import secrets
+import uuid
 
 import pytest
 
-from kvstored.testing.virtual import Crash, Delays, GoesRound, NothingToDo, VirtualClock, VirtualLoop, abandon
+from kvstored.testing.virtual import (
+    Crash,
+    Delays,
+    GoesRound,
+    NothingToDo,
+    VirtualClock,
+    VirtualLoop,
+    abandon,
+    drawn_bytes,
+)
 
 
 def run(work, seed=0, **delays):
@@ -38,6 +50,50 @@ async def busy_world(loop):
 def test_the_same_seed_gives_the_same_trace():
     assert run(busy_world, 1) == run(busy_world, 1)
     assert run(busy_world, 1) != run(busy_world, 2)
+
+
+def test_sets_of_tasks_and_futures_have_the_same_order_wherever_those_lie():
+    async def work(loop):
+        futures = {loop.create_future(): number for number in range(50)}
+        tasks = {loop.create_task(asyncio.sleep(1)): number for number in range(50)}
+        done, _ = await asyncio.wait(tasks)
+        return [futures[each] for each in set(futures)], [tasks[each] for each in done]
+
+    memory, orders = [], []
+    for size in (10, 1000, 3000):
+        orders.append(run(work))
+        memory += [bytearray(size) for _ in range(500)]
+        del memory[::3]
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_what_is_abandoned_ends_in_the_order_in_which_it_began():
+    ended = []
+
+    async def work(number):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(number)
+
+    loop = VirtualLoop()
+    tasks = [loop.create_task(work(number)) for number in range(50)]
+    loop.run_until_complete(loop.create_task(asyncio.sleep(1)))
+    abandon(loop)
+    assert ended == list(range(len(tasks)))
+
+
+def test_random_bytes_are_drawn_from_the_seed_and_from_nothing_afterwards():
+    def some():
+        return os.urandom(20), secrets.token_bytes(20), secrets.token_hex(6), secrets.randbits(63), uuid.uuid4()
+
+    with drawn_bytes(1):
+        first, more = some(), some()
+    with drawn_bytes(1):
+        assert some() == first
+    with drawn_bytes(2):
+        other = some()
+    assert not {*first} & {*more, *other, *some()}
 
 
 def test_an_hour_passes_at_once_and_the_clock_agrees_with_the_loop():
