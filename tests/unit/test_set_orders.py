@@ -21,7 +21,6 @@ NUMBERED = "futures and tasks: those of a virtual loop have numbers"
 NUMBERS = "numbers are their own hashes"
 KNOWN = {  # what is gone through all the same, and why it may
     "self._asked": NUMBERED,
-    "self._replacements": NUMBERED,
     "self._tasks": NUMBERED,
     "left": NUMBERED,
     "leased.keys() & taken.keys()": NUMBERS,

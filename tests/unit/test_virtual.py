@@ -77,7 +77,11 @@ def test_what_is_abandoned_ends_in_the_order_in_which_it_began():
             ended.append(number)
 
     loop = VirtualLoop()
-    tasks = [loop.create_task(work(number)) for number in range(50)]
+    tasks = []
+    for number in range(50):
+        tasks.append(loop.create_task(work(number)))
+        for _ in range(1023):  # numbers that stand at the same place of a set
+            loop.create_future()
     loop.run_until_complete(loop.create_task(asyncio.sleep(1)))
     abandon(loop)
     assert ended == list(range(len(tasks)))
