@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from kvstored.catalog.catalog import READY, Entry, Space
+from kvstored.catalog.catalog import DEAD, READY, Entry, Space
 from kvstored.catalog.history import RECYCLED, Gone, Reason
 from kvstored.explain.difference import Difference, differences, told
 from kvstored.store.parts import Parts
@@ -38,8 +38,11 @@ async def explain(parts: Parts, spaces: Sequence[Space], wanted: Space | None, h
     """Look for a hash in the caller's spaces; `wanted` is the one that a reader would use (None: any)."""
     if wanted is not None:
         spaces = [space for space in spaces if space.tenant == wanted.tenant]
-    entries = [entry for space in spaces if (entry := space.entries.get(hash_)) is not None]
-    records = await _records(parts, spaces, hash_)
+    moved = True
+    while moved:  # down, or gone, while the index was asked: its slot may be another's by now
+        entries = [entry for space in spaces if (entry := space.entries.get(hash_)) is not None]
+        records = await _records(parts, spaces, hash_)
+        moved = any(entry.state == DEAD for entry in entries)
     here = [entry for entry in entries if wanted in (None, entry.pool.space)]
     below = [space for space, _ in records if wanted in (None, space)]
     if any(entry.state == READY for entry in here):

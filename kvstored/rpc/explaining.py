@@ -13,7 +13,7 @@ from kvstored_proto import namespace as wire
 from kvstored_proto.v1 import admin_pb2 as pb
 
 from kvstored import keys
-from kvstored.catalog.catalog import Space
+from kvstored.catalog.catalog import DEAD, Space
 from kvstored.catalog.history import ROOM_MADE
 from kvstored.catalog.leases import Session
 from kvstored.errors import InvalidArgument
@@ -38,7 +38,7 @@ async def _explain(context: Context, session: Session, request: pb.ExplainReques
     spaces = spaces_of(context, session, named)
     wanted = space_of(context, session, digest, named) if digest else None
     answer = await explain(context.store.parts, spaces, wanted, request.hash)
-    blocks = [of_entry(context, entry) for entry in answer.entries]
+    blocks = [of_entry(context, entry) for entry in answer.entries if entry.state != DEAD]  # it took a while
     listed = {entry.pool.space for entry in answer.entries}
     blocks += [of_record(space, request.hash, record) for space, record in answer.records if space not in listed]
     detail = _detail(context, answer)

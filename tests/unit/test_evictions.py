@@ -1,13 +1,18 @@
 """The record of what recycling evicted: there after a restart, exact, bounded, and unharmed by damage."""
 
+from types import SimpleNamespace
+
 import pytest
+from kvstored_proto.v1 import admin_pb2 as pb
 
 from kvstored.device.file import ALIGN_BYTES, FileDevice
 from kvstored.explain.explain import explain
+from kvstored.rpc import explaining
 from kvstored.testing.contract_lower_tier import DIGEST, OTHER_DIGEST, Blocks, block_hash
 from kvstored.testing.faulty import FakeDevice
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import Node, chain
+from kvstored.testing.waiting import PATIENCE_S
 from kvstored.tiers import evictions
 from kvstored.tiers.evictions import Evictions, pack_entry, unpack_entries
 from tests.unit.test_nvme import Harness, names, store
@@ -134,3 +139,41 @@ async def test_explain_tells_of_an_epoch_bump_while_its_blocks_are_still_there()
         assert (await explain(node.parts, [space], space, chain("new", 1)[0])).verdict == "never_stored"
         for entry in list(old.entries.values()):
             node.parts.room.forget(entry)
+
+
+async def test_explain_finds_a_block_that_goes_down_while_the_index_is_asked(monkeypatch):
+    (hash_,) = chain("down", 1)
+    async with Node(blocks=4, below=MemoryTier()) as node:
+        session = await node.session()
+        space, find = await node.space(session), node.lower.find
+        await node.put(session, space, [hash_])
+
+        async def moved_behind_it(*asked, **how):
+            found = await find(*asked, **how)
+            if space.entries:
+                await node.parts.below.mover.flush(PATIENCE_S)
+                node.parts.room.evict(list(space.entries.values()), "for a test")
+            return found
+
+        monkeypatch.setattr(node.lower, "find", moved_behind_it)
+        answer = await explain(node.parts, [space], space, hash_)
+        assert (answer.verdict, answer.entries) == ("hit", [])
+        assert [where for where, _ in answer.records] == [space]
+
+
+async def test_an_answer_lists_no_block_that_has_left_its_slot_by_then(monkeypatch):
+    hashes = chain("a", 2)
+    async with Node(blocks=4) as node:
+        session = await node.session()
+        space = await node.space(session)
+        await node.put(session, space, hashes)
+        gone, there = (space.entries[hash_] for hash_ in hashes)
+        node.parts.room.forget(gone)
+
+        async def explained(*_):
+            return explaining.Answer("hit", "it is in DRAM", [gone, there], [])
+
+        monkeypatch.setattr(explaining, "explain", explained)
+        context = SimpleNamespace(store=node.store, boot_id=1)
+        reply = await explaining._explain(context, session, pb.ExplainRequest(hash=hashes[1]))
+        assert [block.hash for block in reply.blocks] == hashes[1:]
