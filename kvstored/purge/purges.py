@@ -39,6 +39,7 @@ class Purges:
         self._saving = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._purges: dict[str, Purge] = {}  # of those tasks, in the order in which they have their turn
+        self._stopped = False
 
     async def dry_run(self, selection: Selection, by: str) -> Receipt:
         """What would go."""
@@ -88,6 +89,8 @@ class Purges:
     def _begin(self, receipt: Receipt) -> None:
         purge = Purge(self._store, receipt, partial(self._save, receipt))
         purge.note_tenants()
+        if self._stopped:  # while it was put on file: the next daemon begins it
+            return
         before = [id_ for id_, other in self._purges.items() if other.meets(purge)]
         for id_ in before:
             self._purges[id_].hurry(receipt.deadline_s)
@@ -137,7 +140,8 @@ class Purges:
             await asyncio.wait([task])
 
     async def stop(self) -> None:
-        """The daemon stops: what is under way is unfinished, and on file as such."""
+        """The daemon stops: what is under way, or asked for from here on, is unfinished, and on file as such."""
+        self._stopped = True
         await cancel_all(self._tasks.values())
 
 

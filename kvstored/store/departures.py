@@ -35,15 +35,17 @@ class Departures:
         self._purges = purges
         self._left = left
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stopped = False
 
     def begin(self, name: str) -> None:
-        """Take away what a tenant has; its sessions have ended. Nothing where that is under way."""
-        if name not in self._tasks:
+        """Take away what a tenant has; its sessions have ended. Nothing where that is under way, or after `stop`."""
+        if name not in self._tasks and not self._stopped:
             task = self._tasks[name] = asyncio.create_task(self._take_away(name))
             task.add_done_callback(lambda _: self._tasks.pop(name, None))
 
     async def stop(self) -> None:
         """The daemon stops: the next one goes on with it."""
+        self._stopped = True
         await cancel_all(self._tasks.values())
 
     async def _take_away(self, name: str) -> None:

@@ -16,11 +16,12 @@ from kvstored.purge import purge as purge_module
 from kvstored.purge.holders import DEVICE_WAIT_S, STAGING_LEFT
 from kvstored.purge.purges import Purges
 from kvstored.purge.receipts import COMPLETE, INCOMPLETE, RECEIPTS_MAX, Receipt, Receipts, Selection
+from kvstored.store.departures import Departures
 from kvstored.store.outcomes import HIT, MISS, RESERVED, THROTTLED
 from kvstored.testing.keeping import MemoryKeeper
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain, payload
-from kvstored.testing.waiting import turns, until
+from kvstored.testing.waiting import PATIENCE_S, turns, until
 
 
 async def purge(node, selection, deadline_s=0.5, purges=None, beyond_s=1.0):
@@ -579,6 +580,26 @@ async def test_what_a_stop_cut_short_is_begun_again_by_the_next_daemon():
         assert (again.purge_id, again.state) == (receipt.purge_id, COMPLETE)
         assert "begun again" in again.notes[0]
         assert later.resume() == ([], [])
+
+
+async def test_what_is_asked_for_while_the_daemon_stops_is_left_to_the_next_one():
+    """It would run on while memory is unmapped."""
+    async with Node(16, segment_blocks=4) as node:
+        _, (space, _), _ = await two_tenants(node)
+        purges, saving = Purges(node.store), threading.Event()
+        purges.receipts.save = lambda data: saving.wait(PATIENCE_S)
+        starting = asyncio.ensure_future(purges.start(Selection(tenant="alice"), "root", 0.5))
+        await turns()
+        await purges.stop()
+        saving.set()
+        receipt = await starting
+        departures = Departures(node.parts, purges, node.store.hints.hinting, left=None)
+        await departures.stop()
+        departures.begin("alice")
+        await turns()
+        assert receipt.unfinished
+        assert not purges.receipts.all()[0].notes
+        assert (len(purges.receipts.all()), len(space.entries)) == (1, 3)
 
 
 async def test_a_purge_is_complete_when_its_receipt_is_on_file():
