@@ -121,8 +121,8 @@ class Connection:
         self._pending[ticket.request_id] = ticket
         try:
             self._enqueue(frame)
-        except BaseException:  # Ctrl-C
-            self.abandon(ticket)
+        except BaseException:  # no memory, or Ctrl-C: nobody knows whether it goes
+            self.fail(Unavailable("sending to the daemon: interrupted"))
             raise
         if self.error is not None:
             self._pending.pop(ticket.request_id, None)

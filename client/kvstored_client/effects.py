@@ -86,4 +86,8 @@ def call(
 ) -> Verb[R]:
     """Ask and wait. `late` undoes what the reply gives where nobody waits for it any more; `hurry`: see `Finish`."""
     ticket = connection.start(operation, request, late)
-    return (yield from finish(connection, ticket, reply_type, timeout_s, hurry))
+    try:
+        return (yield from finish(connection, ticket, reply_type, timeout_s, hurry))
+    except BaseException:  # before anybody waited for it, too
+        connection.abandon(ticket)
+        raise

@@ -51,7 +51,8 @@ class ThreadedConnection(Connection):
             try:
                 self.receive()
             finally:
-                self._hand_on()
+                self._lead.release()  # here: what interrupts a call on its way would leave it held for good
+                self._wake_one()
 
     def close(self) -> None:
         """End the connection, and close it when no thread waits on its socket any more."""
@@ -65,7 +66,8 @@ class ThreadedConnection(Connection):
                 try:
                     self._read_until(ticket, deadline_s)
                 finally:
-                    self._hand_on()
+                    self._lead.release()  # here: what interrupts a call on its way would leave it held for good
+                    self._wake_one()
             else:
                 self._follow(ticket, deadline_s)
             if not ticket.done and time.monotonic() >= deadline_s:
@@ -127,10 +129,6 @@ class ThreadedConnection(Connection):
             poll.register(fd, select.POLLOUT)
             poll.poll(_SEND_POLL_MS)
             self.flush()
-
-    def _hand_on(self) -> None:
-        self._lead.release()
-        self._wake_one()
 
     def _wake_one(self) -> None:
         for woken in list(self._followers.values()):

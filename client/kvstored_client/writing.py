@@ -127,9 +127,13 @@ def reserve(
     late = partial(_abort_late, connection)
     limit_s = core.timeout_s(wait_s) + (DURABLE_TIMEOUT_S if durable else 0.0)
     ticket = connection.start(pb.OPERATION_RESERVE, request, late)
-    if meanwhile is not None:
-        yield from _done_meanwhile(connection, ticket, meanwhile)
-    reply = yield from finish(connection, ticket, pb.ReserveReply, limit_s)
+    try:
+        if meanwhile is not None:
+            yield from _done_meanwhile(connection, meanwhile)
+        reply = yield from finish(connection, ticket, pb.ReserveReply, limit_s)
+    except BaseException:  # closed here, too
+        connection.abandon(ticket)
+        raise
     if len(reply.outcomes) != hashes.length:
         _abort_late(connection, reply.SerializeToString())
         raise Unavailable(f"{len(reply.outcomes)} outcomes for {hashes.length} blocks")
@@ -137,14 +141,8 @@ def reserve(
     return Reservation(connection, reply.reservation_id, sizes_bytes, final, retry_after_s, durable)
 
 
-def _done_meanwhile(
-    connection: Connection, ticket: Ticket, meanwhile: Callable[[Connection], Verb[None]]
-) -> Verb[None]:
-    try:
-        yield from meanwhile(connection)
-    except BaseException:  # closed here, too
-        connection.abandon(ticket)
-        raise
+def _done_meanwhile(connection: Connection, meanwhile: Callable[[Connection], Verb[None]]) -> Verb[None]:
+    yield from meanwhile(connection)
 
 
 def _abort_late(connection: Connection, body: bytes) -> None:

@@ -271,6 +271,38 @@ def test_a_late_answer_that_makes_no_sense_ends_the_session_and_raises_nothing(c
     assert "late answer" in str(connection.error)
 
 
+@pytest.mark.parametrize("verb", ["get", "put"])
+def test_an_answer_that_nobody_began_to_wait_for_is_given_back(client, namespace, daemon, monkeypatch, verb):
+    assert client.put(namespace, HASHES[:1], [b"x" * 100]).stored == 1
+
+    def fails(_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client._driver, "_finish", fails)
+        if verb == "get":
+            assert client.get_into(namespace, HASHES[:1], [bytearray(100)]) == 0
+        else:
+            assert client.put(namespace, HASHES[1:2], [b"x" * 100]).refused == 1
+    client.status()  # who waits reads what was late
+    assert idle(client, daemon)
+
+
+@pytest.mark.parametrize("way", ["wait", "poke"])
+def test_who_is_interrupted_as_it_hands_on_the_lead_has_let_go_of_it(client, monkeypatch, way):
+    connection = client._core.connection
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "_wake_one", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.status() if way == "wait" else connection.poke()
+    assert not connection._lead.locked()
+    assert client.status() is not None
+
+
 # ---- descriptors ----
 
 
