@@ -44,19 +44,23 @@ class Mapping:
     ) -> None:
         """Map `fd` and close it. Page tables are filled at once, so that no copy pays for faults.
 
-        Raises Unavailable where the kernel refuses (no address space, not that large), and `fd` is open then: there
-        may be room another time.
+        Raises Unavailable where the kernel refuses (no address space, not that large), and MemoryError. `fd` is open
+        then, and nothing is mapped: there may be room another time.
         """
         self.address = _map(fd, size_bytes, writable)
-        os.close(fd)
         self.size_bytes = size_bytes
         self.writable = writable
-        self.array: Any = (ctypes.c_ubyte * size_bytes).from_address(self.address)
         self.pinned: bool | None = None  # registered with the CUDA driver; None: nobody tried (see `device_copies`)
         self._ends: list[Callable[[], None]] = []
-        gone = weakref.finalize(self.array, _unmap, self.address, size_bytes, os.getpid(), self._ends, when_gone)
+        try:
+            self.array: Any = (ctypes.c_ubyte * size_bytes).from_address(self.address)
+            gone = weakref.finalize(self.array, _unmap, self.address, size_bytes, os.getpid(), self._ends, when_gone)
+        except MemoryError:  # nobody else would; after another exception the finalizer may
+            _LIBC.munmap(self.address, size_bytes)
+            raise
         gone.atexit = False
         _live[self.address] = weakref.ref(self)
+        os.close(fd)  # last: where anything is raised it is still the caller's, who closes it
 
     def before_unmap(self, action: Callable[[], None]) -> None:
         """Do this before the memory goes; perhaps in the garbage collector, in any thread."""

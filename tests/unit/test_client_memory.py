@@ -113,6 +113,29 @@ def test_what_could_not_be_mapped_is_mapped_another_time_and_no_reservation_is_l
     ring.close()
 
 
+@pytest.mark.parametrize("lacking", ["finalize", "ref"])
+def test_where_there_is_no_memory_for_a_mapping_its_descriptor_is_closed_once(memfd, monkeypatch, lacking):
+    """Closed twice, it would be another file's the second time."""
+
+    def no_memory(*_):
+        raise MemoryError
+
+    segments, ring = Segments(lambda _: None), StagingRing(os.dup(memfd), SIZE)
+    segments.add(1, os.dup(memfd), SIZE)
+    with monkeypatch.context() as patch:
+        patch.setattr(mapping.weakref, lacking, no_memory)
+        with pytest.raises(MemoryError):
+            segments._map(1)
+        with pytest.raises(MemoryError):
+            ring.mapping  # noqa: B018
+    assert mapped() == 0
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
+    segments.close()
+    ring.close()
+    for other in others:
+        os.close(other)
+
+
 def test_a_session_page_that_cannot_be_mapped_is_closed(memfd):
     copy = os.dup(memfd)
     assert open_page(copy, 2 * SIZE) is None
