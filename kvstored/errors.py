@@ -8,6 +8,7 @@ What is normal (a miss, no room, a throttled caller) is a result, never an excep
     +-- NotFound               NOT_FOUND            a handle that is not (or no longer) the caller's
     +-- PermissionDenied       PERMISSION_DENIED    known caller, not allowed
     +-- Unauthenticated        UNAUTHENTICATED      unknown caller
+    |   +-- SessionEnded       UNAUTHENTICATED      known when it asked, and gone before its call had its turn
     +-- LimitExceeded          RESOURCE_EXHAUSTED   one of the caller's limits is reached
     +-- FailedPrecondition     FAILED_PRECONDITION  not in this state (version, draining)
     +-- ConfigError            (start-up only)      a setting is wrong
@@ -60,6 +61,10 @@ class Unauthenticated(KVStoredError):
     """Nothing that the caller showed names a tenant."""
 
     code = 16
+
+
+class SessionEnded(Unauthenticated):
+    """The caller's session ended between its call and the turn of it: nobody was refused anything."""
 
 
 class ConfigError(KVStoredError):

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from kvstored.catalog.catalog import Entry, Space
-from kvstored.errors import InvalidArgument, LimitExceeded, NotFound, PermissionDenied, Unauthenticated
+from kvstored.errors import InvalidArgument, LimitExceeded, NotFound, PermissionDenied, SessionEnded
 from kvstored.lifetime import Lifetime
 from kvstored.tiers.session_page import SessionPage
 from kvstored.tiers.staging import Staging
@@ -126,16 +126,16 @@ class Session:
             raise PermissionDenied(f"this needs the role admin; the caller's is {self.caller.role}")
 
     def check_open(self) -> None:
-        """Raises Unauthenticated where the session has ended.
+        """Raises SessionEnded where it has.
 
         A call may be begun, and served a turn later: what it then took for a session that has ended, nobody would
         ever give back.
         """
         if self.ended:
-            raise Unauthenticated("the session has ended: open a new one")
+            raise SessionEnded("the session has ended: open a new one")
 
     def space_of(self, namespace_id: int) -> Space:
-        """The space behind a namespace handle. Raises NotFound, or Unauthenticated where the session has ended."""
+        """The space behind a namespace handle. Raises NotFound, or SessionEnded."""
         self.check_open()
         space = self.spaces.get(namespace_id)
         if space is None:

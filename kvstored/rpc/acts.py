@@ -12,7 +12,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from kvstored.catalog.leases import Caller, Session
-from kvstored.errors import KVStoredError, PermissionDenied, Unauthenticated
+from kvstored.errors import KVStoredError, PermissionDenied, SessionEnded, Unauthenticated
 from kvstored.rpc import roles
 from kvstored.tenancy.audit_log import AuditLog, Detail
 
@@ -86,6 +86,8 @@ def _shown(value: Any) -> Detail:
 
 def refusal(audit: AuditLog, method: str, peer: str, error: BaseException, caller: Caller | None) -> None:
     """Put a refusal on record, if the error is one."""
+    if isinstance(error, SessionEnded):  # its client has left, and was refused nothing
+        return
     if isinstance(error, PermissionDenied):
         audit.refused(method, peer, str(error), caller)
     elif isinstance(error, Unauthenticated):  # what it named need not be its own

@@ -217,7 +217,7 @@ class Commits:
         wait_s: float,
         lifetime: Lifetime | None = None,
     ) -> int:
-        """Store one block whose bytes came in messages; returns its outcome. Raises Unauthenticated."""
+        """Store one block whose bytes came in messages; returns its outcome. Raises SessionEnded."""
         session.check_open()
         reserving = self._writes.reserve(session, space, [hash_], [len(data)], parent, wait_s, lifetime=lifetime)
         reserved = reserving if isinstance(reserving, Reserved) else await reserving

@@ -157,7 +157,7 @@ class Store:
         `lifetime`: of puts by the handle that do not say.
 
         Raises InvalidArgument, LimitExceeded, FailedPrecondition where there is no NVMe to be durable on, or
-        Unauthenticated where the session has ended: of a tenant that is removed no name may be kept.
+        SessionEnded: of a tenant that is removed no name may be kept.
         """
         session.check_open()
         tenant = session.caller.tenant

@@ -4,14 +4,16 @@ import json
 
 import grpc
 import pytest
+from kvstored_proto import frames
 from kvstored_proto.v1 import admin_pb2 as admin
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.rpc import acts, roles
 from kvstored.testing.contract import SETTINGS
-from kvstored.testing.contract_client import ACME, ROOT, CallFailed
+from kvstored.testing.contract_client import ACME, ROOT, CallFailed, open_namespace
 from kvstored.testing.contract_transports import GrpcClient, SocketClient, opening_request
-from kvstored.testing.daemon_in_loop import serving, token_of
+from kvstored.testing.daemon_in_loop import eventually, serving, token_of
+from kvstored.testing.waiting import turns
 
 
 @pytest.fixture
@@ -38,6 +40,19 @@ async def records(daemon):
     lines = audit.read(1000)
     assert not any(token_of(name).encode() in line for line in lines for name in (ACME, ROOT, "nobody"))
     return [json.loads(line) for line in lines]
+
+
+async def test_who_leaves_before_an_answer_is_not_refused(daemon):
+    """The call has its turn when its session has ended."""
+    client = await SocketClient.connect(str(daemon.config.server.session_socket), opening_request(ACME))
+    namespace_id = await open_namespace(client)
+    request = pb.ContainsRequest(namespace_id=namespace_id, hashes=bytes(32), hash_bytes=32)
+    asked = frames.encode(pb.OPERATION_CONTAINS, 1000, request.SerializeToString(), frames.ONE_WAY)
+    await client._wire.send(asked + frames.encode(pb.OPERATION_CLOSE_SESSION, 1001, b"", frames.ONE_WAY))
+    await eventually(lambda: not len(daemon.context.store.parts.sessions))
+    await turns()
+    await client.end()
+    assert await records(daemon) == []
 
 
 async def test_an_act_and_how_it_ended(daemon, connect):
