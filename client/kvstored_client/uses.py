@@ -15,7 +15,7 @@ class Uses:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._count = 0
+        self._threads: list[int] = []  # one for each copy
         self._over = False
 
     def __enter__(self) -> None:
@@ -23,17 +23,17 @@ class Uses:
         with self._changed:
             if self._over:
                 raise Unavailable("this memory is not registered any more")
-            self._count += 1
+            self._threads.append(threading.get_ident())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with self._changed:
-            self._count -= 1
+            self._threads.remove(threading.get_ident())
             self._changed.notify_all()
 
     @property
     def busy(self) -> bool:
         """Whether somebody copies now."""
-        return self._count > 0
+        return bool(self._threads)
 
     def end(self) -> None:
         """No further copy begins."""
@@ -41,9 +41,10 @@ class Uses:
             self._over = True
 
     def wait(self) -> None:
-        """Until nobody copies."""
+        """Until nobody copies but this thread, which would wait for itself: a signal's handler interrupts its copy."""
+        own = threading.get_ident()
         with self._changed:
-            self._changed.wait_for(lambda: not self._count)
+            self._changed.wait_for(lambda: all(each == own for each in self._threads))
 
 
 class UsedPlace:

@@ -141,6 +141,23 @@ def test_the_end_of_a_registration_waits_for_a_blocking_transfer(client, namespa
     transfers.close()
 
 
+def test_the_end_of_a_registration_does_not_wait_for_the_copy_that_it_interrupts(client, namespace, monkeypatch):
+    """As a signal's handler does, in the main thread."""
+    transfers = client.register(PagedKV(list(engine_memory())))
+    assert transfers.store(namespace, HASHES[:4], range(4)).stored == 4
+    real = PagedPlace.write
+
+    def interrupted(place, *arguments):
+        transfers.close()
+        real(place, *arguments)
+
+    monkeypatch.setattr(PagedPlace, "write", interrupted)
+    loading = threading.Thread(target=transfers.load, args=(namespace, HASHES[:4], range(8, 12)), daemon=True)
+    loading.start()
+    loading.join(PATIENCE_S)
+    assert not loading.is_alive()
+
+
 async def test_the_end_of_a_registration_waits_for_a_blocking_transfer_in_a_loop(daemon, monkeypatch):
     async with AsyncClient(daemon.address, staging_bytes=STAGING_BYTES, **PATIENT) as client:
         namespace, transfers = client.namespace(SPEC), client.register(PagedKV(list(engine_memory())))
