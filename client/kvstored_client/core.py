@@ -77,6 +77,7 @@ def settings_of(
     """
     path = target_of(address)
     file, security = token_path(token, token_file), check_tls(path, tls)
+    name, join_group = name or "", join_group or b""  # None is as if it was not given
     for said, value in (("name", name), ("token", token or "")):
         if not isinstance(value, str):
             raise TypeError(f"{said} is a {type(value).__name__}: it must be text")

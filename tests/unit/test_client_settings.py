@@ -83,6 +83,12 @@ def test_settings_that_are_none(kind, told, error, says):
     assert "secret" not in str(raised.value)
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_none_is_as_if_it_was_not_given(kind):
+    told = dict.fromkeys(("address", "token", "token_file", "tls", "name", "join_group"))
+    assert kind(**told)._core.settings == kind()._core.settings
+
+
 @pytest.fixture(params=[True, False], ids=["daemon", "no daemon"])
 def client(request, tmp_path):
     daemon = FakeDaemon(tmp_path)
