@@ -151,6 +151,7 @@ class Segments:
         self._waiting: dict[int, tuple[int, int]] = {}  # id -> descriptor, size
         self._mapped: dict[int, Mapping] = {}
         self._retired: set[int] = set()
+        self._closed = False
 
     def add(self, segment_id: int, fd: int, size_bytes: int) -> None:
         """Take the descriptor of a segment; each comes once, but who counts on that may leak some."""
@@ -184,6 +185,8 @@ class Segments:
             return Mapping(fd, size_bytes, writable=False, when_gone=self._report(segment_id))
         except BaseException:
             self._waiting[segment_id] = taken
+            if self._closed:  # by another thread meanwhile, which did not see it
+                self.close()
             raise
 
     def retire(self, segment_ids: Iterable[int]) -> None:
@@ -198,6 +201,7 @@ class Segments:
 
     def close(self) -> None:
         """Let go of all of them, without a word to the daemon: its session has ended."""
+        self._closed = True
         self._retired.clear()
         self._mapped.clear()
         while self._waiting:

@@ -37,6 +37,7 @@ class StagingRing:
         self.size_bytes = size_bytes
         self._fd = fd
         self._mapping: Mapping | None = None
+        self._closed = False
         self._lock = threading.Lock()
         self._free = [Region(0, size_bytes)]  # by offset, neighbours joined
         self._returned: deque[Region] = deque()
@@ -58,6 +59,8 @@ class StagingRing:
             self._mapping = Mapping(fd, self.size_bytes, writable=True)
         except BaseException:
             self._fd = fd
+            if self._closed:  # by another thread meanwhile, which did not see it
+                self.close()
             raise
         return self._mapping
 
@@ -88,6 +91,7 @@ class StagingRing:
 
     def close(self) -> None:
         """Let go of the memory."""
+        self._closed = True
         fd, self._fd = self._fd, -1
         self._mapping = None
         if fd >= 0:

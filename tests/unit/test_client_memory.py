@@ -136,6 +136,26 @@ def test_where_there_is_no_memory_for_a_mapping_its_descriptor_is_closed_once(me
         os.close(other)
 
 
+def test_what_could_not_be_mapped_while_its_session_ended_is_closed(memfd, monkeypatch):
+    copies = os.dup(memfd), os.dup(memfd)
+    segments, ring = Segments(lambda _: None), StagingRing(copies[1], SIZE)
+    segments.add(1, copies[0], SIZE)
+
+    def overtaken(*_):
+        segments.close()
+        ring.close()
+        raise Unavailable("no address space")
+
+    monkeypatch.setattr(mapping, "_map", overtaken)
+    with pytest.raises(Unavailable):
+        segments.get(1)
+    with pytest.raises(Unavailable):
+        ring.mapping  # noqa: B018
+    for copy in copies:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(copy)
+
+
 def test_a_session_page_that_cannot_be_mapped_is_closed(memfd):
     copy = os.dup(memfd)
     assert open_page(copy, 2 * SIZE) is None
