@@ -579,6 +579,22 @@ def test_over_grpc_a_file_comes_back_too(real, capsys, tmp_path, monkeypatch):
     assert "not stored here; `kvstorectl explain" in capsys.readouterr().err
 
 
+def test_over_grpc_a_block_has_the_size_that_it_has_in_its_own_namespace(real, capsys, tmp_path, monkeypatch):
+    """Shards of one model have the same keys, for blocks of their own."""
+    monkeypatch.setenv("KVSTORED_ADDRESS", f"grpc:{real.grpc_target}")
+    source, target, key = tmp_path / "source", tmp_path / "target", "ab" * 32
+    for rank in range(2):
+        source.write_bytes(bytes([rank]) * (rank + 1) * 5000)
+        put(capsys, str(source), key, "-f", "model=shards", "-f", f"tp_rank={rank}")
+    for rank in range(2):
+        assert run("get", key, str(target), "-f", "model=shards", "-f", f"tp_rank={rank}") == 0
+        assert target.read_bytes() == bytes([rank]) * (rank + 1) * 5000
+        target.unlink()
+    capsys.readouterr()
+    assert run("get", key, str(target), "-f", "model=shards", "-f", "tp_rank=2") == Exit.NO
+    assert "not stored here" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("raised", "code", "says"),
     [(ValueError("block 0 has 7 bytes"), Exit.NO, "replaced meanwhile"), (None, Exit.UNREACHABLE, "does not answer")],

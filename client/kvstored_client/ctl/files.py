@@ -114,10 +114,11 @@ def _fetched(client: Client, options: Options, namespace: Namespace, block: byte
             return bytes(blocks[0]) if len(blocks) else None
     # There it comes inside of messages, to memory of its size.
     request = ExplainRequest(hash=block, namespace_digest=namespace.digest)
-    found = client.call(OPERATION_EXPLAIN, request, ExplainReply).blocks
+    listed = client.call(OPERATION_EXPLAIN, request, ExplainReply).blocks  # other namespaces' blocks of this hash, too
+    found = [each.size_bytes for each in listed if each.namespace_digest == namespace.digest]
     if not found:
         return None
-    buffer = bytearray(found[0].size_bytes)
+    buffer = bytearray(found[0])
     try:
         came = client.get_into(namespace, [block], [buffer], wait_s=options.timeout_s)
     except ValueError as error:
