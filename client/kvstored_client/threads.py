@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from kvstored_client.errors import Unavailable
 
 T = TypeVar("T")
 _NO_THREAD: Final = (RuntimeError, MemoryError)  # of a pool that is shut down the first, too
+
+
+class Handed(Protocol):
+    """What a pool's `submit` returns: a future of threads or of an event loop."""
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> object:
+        """See `Future`."""
 
 
 def start(run: Callable[[], None], name: str) -> threading.Thread:
@@ -29,18 +37,28 @@ def start(run: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
-def submit(hand_over: Callable[[Callable[[], None]], object], action: Callable[[], T]) -> Future[T]:
+def submit(hand_over: Callable[[Callable[[], None]], Handed], action: Callable[[], T]) -> Future[T]:
     """Do it in a thread of a pool, whose `submit` is `hand_over`.
 
-    Raises Unavailable where there is none, and then it is never done.
+    Raises Unavailable where there is none, and then it is never done. So does its result where the pool drops it later.
     """
     future: Future[T] = Future()
     try:
-        hand_over(partial(_run, future, action))
+        handed = hand_over(partial(_run, future, action))
     except _NO_THREAD as error:
         if future.cancel():  # else one of the pool's threads has taken it already
             raise Unavailable(f"no thread to copy or wait in: {error}") from None
+    else:
+        handed.add_done_callback(partial(_over, future))
     return future
+
+
+def _over(future: Future[T], handed: Any) -> None:
+    """It is done, or the pool was shut down or broke before: then whoever waits would wait for ever."""
+    why = "it was shut down" if handed.cancelled() else handed.exception()
+    if why is not None and not future.done():
+        with suppress(InvalidStateError):
+            future.set_exception(Unavailable(f"no thread of the pool will do it: {why}"))
 
 
 def _run(future: Future[T], action: Callable[[], T]) -> None:

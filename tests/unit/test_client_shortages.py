@@ -78,6 +78,49 @@ def test_work_that_a_thread_has_taken_although_another_could_not_start_is_done()
     pool.shutdown()
 
 
+@pytest.mark.parametrize("broken", [False, True], ids=["shut down", "broken"])
+def test_work_that_its_pool_drops_is_waited_for_by_nobody(broken):
+    busy, done = threading.Event(), []
+
+    def begin():
+        assert busy.wait(PATIENCE_S)
+        assert not broken
+
+    pool = ThreadPoolExecutor(1, initializer=begin)
+    dropped = threads.submit(pool.submit, lambda: done.append("dropped"))
+    if broken:
+        busy.set()
+    else:
+        pool.shutdown(wait=False, cancel_futures=True)
+        busy.set()
+    assert isinstance(dropped.exception(PATIENCE_S), Unavailable)
+    pool.shutdown()
+    assert done == []
+
+
+async def test_a_copy_that_a_loops_pool_drops_is_a_miss(daemon):
+    pool, taken, busy = ThreadPoolExecutor(1), threading.Event(), threading.Event()
+
+    def hold():
+        taken.set()
+        assert busy.wait(PATIENCE_S)
+
+    asyncio.get_running_loop().set_default_executor(pool)
+    async with AsyncClient(daemon.address, staging_bytes=STAGING_BYTES, **PATIENT) as client:
+        namespace = client.namespace(SPEC)
+        data = np.random.default_rng(2).integers(1, 255, 64 * SLOT_BYTES, np.uint8)
+        assert (await client.put(namespace, HASHES, data)).stored == 64
+        pool.submit(hold)
+        assert taken.wait(PATIENCE_S)
+        target = np.zeros_like(data)
+        loading = asyncio.create_task(client.get_into(namespace, HASHES, target))
+        await until(lambda: pool._work_queue.qsize())
+        pool.shutdown(wait=False, cancel_futures=True)
+        busy.set()
+        assert await asyncio.wait_for(loading, PATIENCE_S) == 0
+        assert not target.any()
+
+
 def test_a_load_by_layers_without_a_thread_is_a_miss_and_holds_nothing(client, namespace, daemon):
     layers = engine_memory()
     transfers = client.register(PagedKV(list(layers)))
