@@ -61,8 +61,13 @@ def check_hint(said: Mapping[str, Any], kind: type) -> None:
             raise ValueError(f"hint {name!r}: there are {', '.join(kind.__annotations__)}")
         if name.endswith("_s"):
             check_seconds(name, value)
-        elif value is not None and abs(operator.index(value)) > _NUMBER_MAX:
+        elif value is not None and abs(operator.index(_plain(value))) > _NUMBER_MAX:
             raise ValueError(f"hint {name} is {value}: that is too large")
+
+
+def _plain(value: Any) -> Any:
+    """Python's own of one of numpy's: its bool is no index, and the message takes it all the same."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def check_wait(wait_s: Any) -> None:

@@ -131,6 +131,18 @@ def test_arguments_that_are_none(client, call, error, says):
         call(client, client.namespace(SPEC), transfers)
 
 
+def test_what_numpy_says_of_a_hint_is_as_good(tmp_path):
+    np = pytest.importorskip("numpy")
+    daemon = FakeDaemon(tmp_path)
+    daemon.features = ["hints"]
+    with Client(daemon.address, **PATIENT) as client:
+        said = {"priority": np.int64(3), "soft_pin_s": np.float32(1)}
+        client.hint(client.namespace(SPEC), HASHES, continues=np.bool_(True), **said)
+        assert client.stats.misses_unavailable == 0
+        client.put(client.namespace(SPEC), HASHES, [bytes(8)], hint={"final": np.bool_(False), **said})
+    daemon.close()
+
+
 @pytest.mark.parametrize(
     ("told", "variable", "says"),
     [
