@@ -161,11 +161,15 @@ class Holders:
             self._receipt.staging_zeroed_bytes += staging.size_bytes
 
     async def staging_gone(self, tenants: Sequence[str]) -> None:
-        """Wait for the staging of sessions that have ended: a copy may run from it, and a thread gives it back."""
+        """Wait for the staging of sessions that have ended: a copy may run from it, and a thread gives it back.
+
+        A tenant none of whose is left is not looked at again: clients come and go, and all have none at once by chance.
+        """
         end_s = self._parts.clock.monotonic() + DEVICE_WAIT_S
-        while left_bytes := sum(map(self._leaving_bytes, tenants)):
+        while tenants := [tenant for tenant in tenants if self._leaving_bytes(tenant)]:
             self._receipt.at(STAGING_LEFT)
             if self._parts.clock.monotonic() >= end_s:
+                left_bytes = sum(map(self._leaving_bytes, tenants))
                 self._receipt.remain(f"{left_bytes} bytes of staging: a copy from it has not ended")
                 return
             await asyncio.sleep(LOOK_S)

@@ -13,7 +13,7 @@ from kvstored.device import memory
 from kvstored.device.state_directory import StateDirectory
 from kvstored.errors import DeviceError, KVStoredError, LimitExceeded
 from kvstored.purge import purge as purge_module
-from kvstored.purge.holders import DEVICE_WAIT_S, STAGING_LEFT
+from kvstored.purge.holders import DEVICE_WAIT_S, STAGING_LEFT, Holders
 from kvstored.purge.purges import Purges
 from kvstored.purge.receipts import COMPLETE, INCOMPLETE, RECEIPTS_MAX, Receipt, Receipts, Selection
 from kvstored.store.departures import Departures
@@ -425,6 +425,23 @@ async def test_staging_of_a_session_that_has_ended_is_waited_for_while_a_copy_ru
         await purges.ended(receipt.purge_id)
         assert (receipt.state, receipt.remains) == (COMPLETE, [])
         assert node.parts.staging.used_bytes_of["alice"] == 0
+
+
+async def test_staging_of_tenants_whose_clients_come_and_go_is_gone_when_each_had_none_left(monkeypatch):
+    looks = dict.fromkeys(("alice", "bob"), 0)
+
+    def leaving_bytes(_, tenant):
+        looks[tenant] += 1
+        return (looks[tenant] + (tenant == "bob")) % 2  # never none of both at once
+
+    monkeypatch.setattr(Holders, "_leaving_bytes", leaving_bytes)
+    async with Node(16, segment_blocks=4) as node:
+        receipt = Receipt("id", Selection(), "root", 0.0, 0.0)
+        gone = asyncio.create_task(Holders(node.store, receipt).staging_gone(["alice", "bob"]))
+        await until(lambda: gone.done() or sum(looks.values()) > 8)
+        node.clock.now += DEVICE_WAIT_S
+        await gone
+        assert receipt.remains == []
 
 
 async def test_leases_of_clients_that_did_not_come_back_are_ended_too():
