@@ -159,7 +159,7 @@ class Ceiling:
         self._driver.synchronize(self._stream)
 
 
-def measure(backend: str, *, blocks: int = 256, fragment_bytes: int = 64 << 10, repeats: int = 9) -> Values:
+def measure(backend: str, *, blocks: int = 512, fragment_bytes: int = 64 << 10, repeats: int = 9) -> Values:
     """All figures of a run; sets up a daemon of its own, and finds the driver by the environment for `cuda`."""
     fake = backend == "fake"
     if fake:
@@ -229,7 +229,7 @@ def main() -> int:
     options = parser("bench.gpu", __doc__ or "", FIGURES)
     options.formatter_class = argparse.RawDescriptionHelpFormatter
     options.add_argument("--backend", choices=("fake", "cuda"), default="fake")
-    options.add_argument("--blocks", type=int, default=256)
+    options.add_argument("--blocks", type=int, default=512)
     options.add_argument("--fragment-kib", type=int, default=64)
     options.add_argument("--repeats", type=int, default=9)
     given = options.parse_args()
