@@ -182,13 +182,14 @@ class Core:
         if self.breaker.failures >= TIMEOUTS_IN_A_ROW_MAX:
             connection.fail(Unavailable("the daemon did not answer several calls in a row"))
 
-    def connect_failed(self, error: KVStoredClientError) -> None:
-        """No session came about."""
-        self.connect_error = error
+    def connect_failed(self, error: BaseException) -> KVStoredClientError:
+        """No session came about because of `error`, one of `errors.FAILURES`; the same as the client's own."""
+        failure = self.connect_error = failure_of(error)
         if self.breaker.closed:
-            _log.warning("kvstored is not available, going on without it: %s", error)
+            _log.warning("kvstored is not available, going on without it: %s", failure)
         self._frames_at_timeout = -1
         self.breaker.failure()
+        return failure
 
     def dropped(self) -> None:
         """The session is over; what it held is gone, unless a restarted daemon kept it."""

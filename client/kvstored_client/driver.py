@@ -73,9 +73,7 @@ class ThreadDriver:
                 connection.close()
             if not isinstance(error, FAILURES):
                 raise
-            failure = failure_of(error)
-            self.core.connect_failed(failure)
-            raise failure from None
+            raise self.core.connect_failed(error) from None
         self.core.connected(connection)
         if self.core.closed:  # meanwhile, by another
             self._drop()

@@ -161,9 +161,7 @@ class LoopDriver:
                 connection.close()
             if not isinstance(error, FAILURES):
                 raise
-            failure = failure_of(error)
-            self.core.connect_failed(failure)
-            raise failure from None
+            raise self.core.connect_failed(error) from None
         self.core.connected(connection)
         if self.core.closed:  # meanwhile, by another
             self._drop()

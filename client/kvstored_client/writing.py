@@ -129,7 +129,7 @@ def reserve(
     ticket = connection.start(pb.OPERATION_RESERVE, request, late)
     try:
         if meanwhile is not None:
-            yield from _done_meanwhile(connection, meanwhile)
+            yield from meanwhile(connection)
         reply = yield from finish(connection, ticket, pb.ReserveReply, limit_s)
     except BaseException:  # closed here, too
         connection.abandon(ticket)
@@ -139,10 +139,6 @@ def reserve(
         raise Unavailable(f"{len(reply.outcomes)} outcomes for {hashes.length} blocks")
     final, retry_after_s = outcomes(reply.outcomes), reply.retry_after_ms / 1000.0
     return Reservation(connection, reply.reservation_id, sizes_bytes, final, retry_after_s, durable)
-
-
-def _done_meanwhile(connection: Connection, meanwhile: Callable[[Connection], Verb[None]]) -> Verb[None]:
-    yield from meanwhile(connection)
 
 
 def _abort_late(connection: Connection, body: bytes) -> None:

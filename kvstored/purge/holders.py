@@ -54,14 +54,14 @@ class Holders:
     def leases(self, blocks: Mapping[int, Entry] | None = None) -> int:
         """How many leases hold some of it at the moment, or of other blocks (by identity)."""
         found = self._waiting if blocks is None else blocks
-        return sum(any(id(entry) in found for entry in lease.entries) for lease in self._all_leases())
+        return sum(_names(lease, found) for lease in self._all_leases())
 
     def _all_leases(self) -> Iterable[Lease]:
         groups = {id(session.group): session.group for session in self._parts.sessions}.values()
         return [lease for group in groups for lease in group.leases.values()]
 
     def _holds(self, lease: Lease) -> bool:
-        return any(id(entry) in self._waiting for entry in lease.entries)
+        return _names(lease, self._waiting)
 
     # ---- until all is zeros ----
 
@@ -177,6 +177,11 @@ class Holders:
     def _leaving_bytes(self, tenant: str) -> int:
         sessions = [session for session in self._parts.sessions if session.caller.tenant == tenant]
         return self._parts.staging.used_bytes_of[tenant] - sum(session.staging_bytes for session in sessions)
+
+
+def _names(lease: Lease, blocks: Mapping[int, Entry]) -> bool:
+    """Whether some of the blocks (by identity) are the lease's."""
+    return any(id(entry) in blocks for entry in lease.entries)
 
 
 def _batches(entries: Sequence[Entry]) -> Iterable[list[Entry]]:

@@ -18,6 +18,8 @@ from kvstored_proto import frames, namespace
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 PATIENT = {"timeout_s": 60.0, "connect_timeout_s": 60.0}  # a client's settings: a busy machine is no absent daemon
+SPEC = pb.NamespaceSpec(model="m", block_tokens=4)
+STAGING_BYTES = 1 << 20  # of the client that the tests have
 SLOT_BYTES = 4096
 SLOTS = 256
 REQUESTS = {

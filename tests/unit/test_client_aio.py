@@ -7,21 +7,13 @@ import threading
 import numpy as np
 import pytest
 import uvloop
-from fake_daemon import PATIENT, SLOT_BYTES, FakeDaemon, answer_within, due
-from kvstored_client import AsyncClient, NamespaceSpec, Outcome
+from fake_daemon import PATIENT, SLOT_BYTES, SPEC, answer_within, due
+from kvstored_client import AsyncClient, Outcome
 from kvstored_client import buffers as memory
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
-SPEC = NamespaceSpec(model="m", block_tokens=4)
 HASHES = [bytes([i]) * 32 for i in range(1, 9)]
 BLOCKS = [bytes([i]) * 1000 for i in range(1, 9)]
-
-
-@pytest.fixture
-def daemon(tmp_path):
-    fake = FakeDaemon(tmp_path)
-    yield fake
-    fake.close()
 
 
 async def eventually(condition):

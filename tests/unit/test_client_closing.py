@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_daemon import PATIENT, SLOT_BYTES, FakeDaemon
-from kvstored_client import AsyncClient, Client, NamespaceSpec, Outcome, PagedKV, Unavailable, device_verbs, mapping
+from fake_daemon import PATIENT, SLOT_BYTES, SPEC, STAGING_BYTES
+from kvstored_client import AsyncClient, Client, Outcome, PagedKV, Unavailable, device_verbs, mapping
 from kvstored_client.core import Core, settings_of
 from kvstored_client.effects import Finish, Sleep
 from kvstored_client.paged import PagedPlace
@@ -17,29 +17,9 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.testing.waiting import PATIENCE_S, until
 
-SPEC = NamespaceSpec(model="m", block_tokens=4)
 HASHES = [bytes([i]) * 32 for i in range(1, 65)]
 LAYERS, BLOCKS = 4, 128
-STAGING_BYTES = 1 << 20
 MISSES = [Outcome.MISS] * 4
-
-
-@pytest.fixture
-def daemon(tmp_path):
-    fake = FakeDaemon(tmp_path)
-    yield fake
-    fake.close()
-
-
-@pytest.fixture
-def client(daemon):
-    with Client(daemon.address, staging_bytes=STAGING_BYTES, **PATIENT) as made:
-        yield made
-
-
-@pytest.fixture
-def namespace(client):
-    return client.namespace(SPEC)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from fake_daemon import PATIENT, SLOT_BYTES, FakeDaemon, due
-from kvstored_client import AsyncClient, Client, NamespaceSpec, Outcome, PagedKV, Unavailable, dialing, threads, verbs
+from fake_daemon import PATIENT, SLOT_BYTES, SPEC, STAGING_BYTES, due
+from kvstored_client import AsyncClient, Client, Outcome, PagedKV, Unavailable, dialing, threads, verbs
 from kvstored_client import buffers as memory
 from kvstored_client.paged import PagedPlace
 from kvstored_proto.v1 import kvstored_pb2 as pb
@@ -15,28 +15,8 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 from kvstored.testing.waiting import PATIENCE_S, until
 from tests.shortages import no_descriptors, no_threads
 
-SPEC = NamespaceSpec(model="m", block_tokens=4)
 HASHES = [bytes([i]) * 32 for i in range(1, 65)]
 LAYERS, BLOCKS = 4, 128
-STAGING_BYTES = 1 << 20
-
-
-@pytest.fixture
-def daemon(tmp_path):
-    fake = FakeDaemon(tmp_path)
-    yield fake
-    fake.close()
-
-
-@pytest.fixture
-def client(daemon):
-    with Client(daemon.address, staging_bytes=STAGING_BYTES, **PATIENT) as made:
-        yield made
-
-
-@pytest.fixture
-def namespace(client):
-    return client.namespace(SPEC)
 
 
 def engine_memory():

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from fake_daemon import PATIENT, SLOT_BYTES, FakeDaemon, answer_within, due
+from fake_daemon import PATIENT, SLOT_BYTES, SPEC, FakeDaemon, answer_within, due
 from kvstored_client import Client, HintResult, NamespaceSpec, Outcome, Refused, Unavailable
 from kvstored_client import buffers as memory
 from kvstored_client.verbs import milliseconds
@@ -16,27 +16,8 @@ from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from tests.descriptors import descriptors
 
-SPEC = NamespaceSpec(model="m", block_tokens=4)
 HASHES = [bytes([i]) * 32 for i in range(1, 9)]
 BLOCKS = [bytes([i]) * 1000 for i in range(1, 9)]
-
-
-@pytest.fixture
-def daemon(tmp_path):
-    fake = FakeDaemon(tmp_path)
-    yield fake
-    fake.close()
-
-
-@pytest.fixture
-def client(daemon):
-    with Client(daemon.address, staging_bytes=1 << 20, **PATIENT) as made:
-        yield made
-
-
-@pytest.fixture
-def namespace(client):
-    return client.namespace(SPEC)
 
 
 def eventually(condition):
