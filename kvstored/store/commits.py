@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 from kvstored.catalog.catalog import DEAD, Entry, Space
 from kvstored.catalog.leases import Reservation, Session
 from kvstored.device import memory
+from kvstored.device.scheduling import apart
 from kvstored.errors import InvalidArgument
 from kvstored.explain.misses import Misses
 from kvstored.keys import BLOCKS_PER_CALL_MAX
@@ -44,8 +45,18 @@ async def in_copiers(
     step = -(-len(blocks) // shares)
     loop = asyncio.get_running_loop()
     pieces = [blocks[start : start + step] for start in range(0, len(blocks), step)]
-    jobs = [loop.run_in_executor(executor, work, piece) for executor, piece in zip(executors, pieces, strict=False)]
+    if len(pieces) == 1:
+        return await loop.run_in_executor(executors[0], work, blocks)
+    jobs = [
+        loop.run_in_executor(executor, _apart, work, piece, i, len(pieces))
+        for i, (executor, piece) in enumerate(zip(executors, pieces, strict=False))
+    ]
     return [content_hash for job in jobs for content_hash in await job]
+
+
+def _apart(work: Callable[[Sequence[T]], list[bytes]], piece: Sequence[T], index: int, count: int) -> list[bytes]:
+    with apart(index, count):
+        return work(piece)
 
 
 class Commits:

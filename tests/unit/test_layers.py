@@ -82,10 +82,10 @@ MAY_IMPORT = {
     "catalogue": {"policy", "tiers", "tier words", "common"},
     "mover": {"catalogue", "policy", "tiers", "tier words", "memory", "common"},
     # `memory`: copies and hashes between addresses, plain functions that the store runs in threads of its own.
-    # `processes`: a lease outlives the daemon as long as its reader does.
+    # `processes`: a lease outlives the daemon as long as its reader does. `scheduling`: where those threads run.
     "store": {
         *("mover", "catalogue", "policy", "tiers", "tier words", "memory", "common", "proto"),
-        *("tenants", "kvstored.device.processes", "worker words"),
+        *("tenants", "kvstored.device.processes", "kvstored.device.scheduling", "worker words"),
     },
     "tenants": {"settings", "common", "kvstored.device.state_directory"},
     "encryption": {"tenants", "tiers", "settings", "reporting", "common"},

@@ -86,3 +86,42 @@ def test_a_refusal_is_no_error(monkeypatch):
         scheduling.compute_in_long_slices()
     monkeypatch.setattr(scheduling, "_SET_ATTRIBUTES", None)  # a machine whose number of the call is not known here
     scheduling.compute_in_long_slices()
+
+
+def test_things_that_compute_together_have_cpus_of_their_own_and_all_of_them_afterwards(monkeypatch):
+    asked = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 5, 7, 11})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: asked.append((pid, set(cpus))))
+    for index in range(2):
+        with scheduling.apart(index, 2):
+            pass
+    assert asked == [(0, {2, 5, 11}), (0, {2, 3, 5, 7, 11}), (0, {3, 7}), (0, {2, 3, 5, 7, 11})]
+
+
+def test_with_fewer_cpus_than_things_they_run_where_they_are_put(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4})
+    monkeypatch.setattr(os, "sched_setaffinity", Mock(side_effect=AssertionError))
+    with scheduling.apart(1, 2):
+        pass
+
+
+def test_where_cpus_may_not_be_chosen_it_computes_all_the_same(monkeypatch):
+    monkeypatch.setattr(os, "sched_setaffinity", Mock(side_effect=PermissionError))
+    done = []
+    with scheduling.apart(0, 1):
+        done.append(True)
+    assert done
+
+
+def test_what_fails_apart_gets_its_cpus_back():
+    allowed, meanwhile = os.sched_getaffinity(0), []
+
+    def fail():
+        with scheduling.apart(0, len(allowed)):
+            meanwhile.append(len(os.sched_getaffinity(0)))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert meanwhile == [1]
+    assert os.sched_getaffinity(0) == allowed
