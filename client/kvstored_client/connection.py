@@ -36,6 +36,8 @@ from kvstored_client.tls import Tls
 
 RECEIVE_BYTES: Final = 256 << 10
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(4 * frames.MAX_FDS_PER_FRAME)
+_RECEIVE_FLAGS: Final = int(socket.MSG_CMSG_CLOEXEC)
+_DESCRIPTORS_LOST: Final = int(socket.MSG_CTRUNC)  # a number: the enum's own operators take as long as a call
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
@@ -162,9 +164,7 @@ class Connection:
         size = len(self._buffer)
         try:
             while size == len(self._buffer) and self.error is None:
-                size, ancillary, flags, _ = self._sock.recvmsg_into(
-                    [self._buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
-                )
+                size, ancillary, flags, _ = self._sock.recvmsg_into([self._buffer], _ANCILLARY_BYTES, _RECEIVE_FLAGS)
                 self._take(size, ancillary, flags)
         except BlockingIOError:
             return
@@ -179,7 +179,7 @@ class Connection:
         for _level, _kind, data in ancillary:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
         arrived = self._reader.feed(self._buffer[:size], fds)
-        if flags & socket.MSG_CTRUNC:
+        if flags & _DESCRIPTORS_LOST:
             raise frames.ProtocolError("descriptors were lost: too many files are open in this process")
         for frame in arrived:
             self.frames_received += 1

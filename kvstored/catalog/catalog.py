@@ -217,7 +217,7 @@ class Catalog:
         fresh: list[Entry] = []  # held, but not leased
         for entry in entries:  # which may name a block twice
             held = entry.held
-            entry.held = held + LEASE
+            entry.held = held + LEASE if held else LEASE  # mostly the latter, for which no number is made
             if not held:
                 unheld.append(entry)
             elif held < LEASE:

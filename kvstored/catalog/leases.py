@@ -8,6 +8,7 @@ it ends with the group's last member at the latest. The store does the consequen
 from __future__ import annotations
 
 import secrets
+from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
@@ -43,7 +44,7 @@ class Lease(msgspec.Struct, eq=False):
     lease_id: int
     space: Space
     entries: list[Entry]
-    slots: list[int]  # theirs; they do not move while held
+    slots: array[int]  # theirs; they do not move while held
     runs: list[tuple[int, int]]  # first slot and number of those that lie side by side
     size_bytes: int
     place: int = 0  # in the lease ledger; 0: it is not noted there
@@ -108,6 +109,9 @@ class Session:
         self.exposed: set[int] = set()  # segments whose descriptor it has
         self.wiping = False  # its staging is being made zeros: nothing may be put into it
         self.on_settled: Callable[[], None] | None = None  # it has ended; called when no reservation of it is left
+        # Set by a transport that answers a call in the turn in which it is served: takes what is to be done as soon as
+        # the answer has gone, before anything else runs. None: nothing waits for that.
+        self.after_answer: Callable[[Callable[[], None]], None] | None = None
         self.silent = False  # was asked to let go of one and did not answer in time
 
     @property

@@ -6,13 +6,13 @@ the end is the whole interface: the session socket finds operations by number, g
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
 import msgspec
 from google.protobuf.message import Message
+from kvstored_proto import frames
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored import keys
@@ -90,7 +90,7 @@ async def _contains(context: Context, session: Session, request: pb.ContainsRequ
 
 def _get(context: Context, session: Session, request: pb.GetRequest) -> Reply:
     spaces, hashes = _asked(session, request)
-    held = context.store.reads.get(session, spaces, hashes, request.wait_ms / 1000)
+    held = context.store.reads.get(session, spaces, hashes, request.wait_ms / 1000, session.after_answer)
     if isinstance(held, Held):
         return _got(context, session, spaces, hashes, held)
     return _map(held, lambda later: _got(context, session, spaces, hashes, later))
@@ -121,7 +121,7 @@ def _lease(context: Context, lease: Lease, handle: int) -> pb.Lease:
     return pb.Lease(
         lease_id=lease.lease_id,
         namespace_id=handle,
-        slots=struct.pack(f"<{len(lease.slots)}Q", *lease.slots),
+        slots=frames.pack_slots(lease.slots),
         heads=context.store.parts.dram.records.heads(lease.runs),
     )
 

@@ -11,6 +11,7 @@ from kvstored_proto import frames
 
 _PEERCRED: Final = struct.Struct("3i")
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(4 * frames.MAX_FDS_PER_FRAME)
+_FLAGS: Final = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)  # to put flags together takes as long as a call
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int]:
@@ -26,9 +27,7 @@ def received(sock: socket.socket, buffer: bytearray) -> tuple[int, array.array[i
     """
     fds = array.array("i")
     try:
-        size, ancillary, _flags, _ = sock.recvmsg_into(
-            [buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
-        )
+        size, ancillary, _flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, _FLAGS)
     except (BlockingIOError, InterruptedError):
         raise
     except OSError:

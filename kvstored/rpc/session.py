@@ -15,9 +15,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from kvstored_proto import frames
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
@@ -35,6 +35,7 @@ from kvstored.reporting.logs import get_logger
 from kvstored.rpc import acts
 from kvstored.rpc.context import Context
 from kvstored.rpc.errors import describe
+from kvstored.rpc.named import NAMES, parsed
 from kvstored.rpc.opening import open_session
 from kvstored.rpc.operations import OPERATIONS
 from kvstored.rpc.peer import peer_credentials, received
@@ -44,19 +45,12 @@ from kvstored.store.release_times import Cause
 RECEIVE_BYTES: Final = 256 << 10
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 FRAMES_PER_TURN: Final = 64  # then the next client has its turn
-_NAMES: Final = {
-    **{number: operation.name for number, operation in OPERATIONS.items()},
-    pb.OPERATION_OPEN_SESSION: "OpenSession",
-    pb.OPERATION_SEGMENTS_DROPPED: "SegmentsDropped",
-    pb.OPERATION_OFFER_DESCRIPTORS: "OfferDescriptors",
-}
 
 # Served before the releases that their client has posted: what they answer is the same, and they answer sooner.
 # Neither changes the eviction order; a get that evicts for what is below takes all releases itself.
 _BEFORE_RELEASES: Final = frozenset({pb.OPERATION_GET, pb.OPERATION_LOOKUP})
 
 _log = get_logger("session")
-Parsed = TypeVar("Parsed", bound=Message)
 
 
 class Connection:
@@ -79,6 +73,7 @@ class Connection:
         self._backlog: deque[frames.Frame] = deque()
         self._outbox = Outbox(sock, self._work, lambda: self.close("gone"))
         self._tasks: set[asyncio.Future[None]] = set()
+        self._owed: list[Callable[[], None]] = []  # to be done when the answer has gone: see `Session.after_answer`
         self._reading = self._closed = self._opening = self._hung_up = False
         self.pid, self.uid = peer_credentials(sock)
         self.session: Session | None = None
@@ -168,9 +163,20 @@ class Connection:
         except Exception as error:  # one request's failure is one reply
             self._reply_error(frame, error)
             return
+        finally:
+            self._settle()
         task = asyncio.ensure_future(self._later(frame, reply, started))
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
+
+    def _settle(self) -> None:
+        """Do what is owed for an answer. Nothing else of the store may run between the two."""
+        while self._owed:
+            try:
+                self._owed.pop(0)()
+            except Exception as error:
+                _log.error("cannot do what was answered", pid=self.pid, exc_info=error)
+                self.close("was answered what could not be done", Cause.ERROR)
 
     def _dispatch(self, frame: frames.Frame) -> Message | Awaitable[Message]:
         session = self.session
@@ -179,7 +185,7 @@ class Connection:
         if frame.operation == pb.OPERATION_OPEN_SESSION:
             raise FailedPrecondition("a session is open on this connection: one connection has one session")
         if frame.operation == pb.OPERATION_SEGMENTS_DROPPED:
-            self._context.store.segments_dropped(session, _parse(pb.SegmentIds, frame).ids)
+            self._context.store.segments_dropped(session, parsed(pb.SegmentIds, frame).ids)
             return pb.KeepAliveReply(boot_id=self._context.boot_id)
         if frame.operation == pb.OPERATION_OFFER_DESCRIPTORS:
             offer(self._context, session, frame)
@@ -189,7 +195,7 @@ class Connection:
         operation = OPERATIONS.get(frame.operation)
         if operation is None:
             raise InvalidArgument(f"operation {frame.operation} is not known to this daemon")
-        return operation.serve(self._context, session, _parse(operation.request, frame))
+        return operation.serve(self._context, session, parsed(operation.request, frame))
 
     async def _later(self, frame: frames.Frame, reply: Awaitable[Message], started: float) -> None:
         try:
@@ -203,7 +209,7 @@ class Connection:
             self._work()
 
     def _finish(self, frame: frames.Frame, reply: Message, started: float) -> None:
-        self._context.metrics.observe(_NAMES[frame.operation], time.perf_counter() - started)
+        took_s = time.perf_counter() - started
         if not self._closed and not frame.flags & frames.ONE_WAY:
             body = reply.SerializeToString()
             if len(body) > frames.MAX_BODY_BYTES:
@@ -211,6 +217,7 @@ class Connection:
             if isinstance(reply, pb.GetReply):
                 self._expose(reply)
             self._outbox.send(frames.encode(frame.operation, frame.request_id, body, frames.REPLY))
+        self._context.metrics.observe(NAMES[frame.operation], took_s)
         if frame.operation == pb.OPERATION_CLOSE_SESSION:
             self.close("closed its session", Cause.CLOSED)
 
@@ -219,7 +226,7 @@ class Connection:
         if not isinstance(error, KVStoredError):
             _log.error("request failed", operation=frame.operation, exc_info=error)
         caller = self.session.caller if self.session is not None else None
-        acts.refusal(self._context.audit, _NAMES.get(frame.operation, "unknown"), f"uid {self.uid}", error, caller)
+        acts.refusal(self._context.audit, NAMES.get(frame.operation, "unknown"), f"uid {self.uid}", error, caller)
         if not self._closed and not frame.flags & frames.ONE_WAY:
             body = pb.Error(code=code, message=message).SerializeToString()
             self._outbox.send(frames.encode(frame.operation, frame.request_id, body, frames.REPLY | frames.ERROR))
@@ -231,7 +238,7 @@ class Connection:
             raise Unauthenticated("the first frame must be OPEN_SESSION")
         if self._opening:
             raise FailedPrecondition("OPEN_SESSION is not answered yet: send nothing before")
-        request = _parse(pb.OpenSessionRequest, frame)
+        request = parsed(pb.OpenSessionRequest, frame)
         self._opening = True
         return self._open(request)
 
@@ -247,6 +254,7 @@ class Connection:
             return reply
         self._handshake.cancel()
         self.session = session
+        session.after_answer = self._owed.append
         self._on_opened(self, session)
         if session.staging is not None:
             self._send_segments([(0, session.staging.size_bytes, session.staging.read_write_fd())], staging=True)
@@ -293,6 +301,7 @@ class Connection:
         if self._closed:
             return
         self._closed = True
+        self._settle()
         self._handshake.cancel()
         self._resume()
         self._outbox.close()
@@ -304,10 +313,3 @@ class Connection:
         if self.session is not None:
             self._context.store.end_session(self.session, cause)
         _log.debug("client left", pid=self.pid, reason=reason)
-
-
-def _parse(kind: type[Parsed], frame: frames.Frame) -> Parsed:
-    try:
-        return kind.FromString(frame.body)
-    except DecodeError:
-        raise InvalidArgument(f"the body of {_NAMES[frame.operation]} is not its request message") from None

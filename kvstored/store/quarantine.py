@@ -9,6 +9,7 @@ themselves are anybody's to read, as soon as they are verified.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -89,7 +90,7 @@ class Quarantine:
         size_bytes = sum(entry.pool.slot_bytes for entry in entries)
         # One that lost slots cannot be used any more, but what is left of it is still read.
         lease_id = noted.lease_id if slots == noted.slots() else -noted.lease_id
-        lease = Lease(lease_id, space, entries, slots, noted.runs, size_bytes, noted.place)
+        lease = Lease(lease_id, space, entries, array("Q", slots), noted.runs, size_bytes, noted.place)
         self._parts.catalog.lease(space, entries)
         self._parts.catalog.pin(space.tenant, lease.runs, len(entries))
         held.group.leases[lease_id] = lease

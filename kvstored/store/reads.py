@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 from kvstored.catalog.catalog import DEAD, READY, Entry, Space, ready_length
-from kvstored.catalog.leases import Lease, Session
+from kvstored.catalog.leases import Group, Lease, Session
 from kvstored.explain.misses import Misses
 from kvstored.mover.jobs import DEMAND, Job
 from kvstored.mover.promoter import PIECE_BLOCKS
@@ -20,6 +22,7 @@ from kvstored.store.parts import Parts
 from kvstored.store.prefetches import Prefetches
 from kvstored.store.tenant_limits import LEASED_BLOCKS_MAX, TenantLimits
 
+Deferred = Callable[[Callable[[], None]], None]
 # A get waits so long for blocks that are verified after a restart, where it did not ask to wait longer.
 REVIVAL_WAIT_S: Final = 0.5
 
@@ -74,18 +77,26 @@ class Reads:
     # ---- get ----
 
     def get(
-        self, session: Session, spaces: Sequence[Space], hashes: Sequence[bytes], wait_s: float
+        self,
+        session: Session,
+        spaces: Sequence[Space],
+        hashes: Sequence[bytes],
+        wait_s: float,
+        after_answer: Deferred | None = None,
     ) -> Held | Awaitable[Held]:
-        """Lease the longest run that all the spaces have; what is pending or below is waited for."""
+        """Lease the longest run that all the spaces have; what is pending or below is waited for.
+
+        `after_answer`: of a caller that answers at once, see `Session`: what was found is held then.
+        """
         if self._too_many(session, len(spaces)):
             self._throttled(session.caller.tenant)
             return Held(0, THROTTLED, [])
         runs = [space.ready_run(hashes) for space in spaces]
         resident = min(len(run) for run in runs)
         if resident == len(hashes):
-            return self._lease(session, spaces, runs, hashes, resident, HIT)
+            return self._lease(session, spaces, runs, hashes, resident, HIT, after_answer)
         if self._below is None and not any(self._pending_at(s, hashes, resident) for s in spaces):
-            return self._lease(session, spaces, runs, hashes, resident, MISS)
+            return self._lease(session, spaces, runs, hashes, resident, MISS, after_answer)
         return self._get_later(session, spaces, hashes, min(wait_s, self._limits.get_wait_max_s))
 
     def _too_many(self, session: Session, more: int) -> bool:
@@ -187,6 +198,7 @@ class Reads:
         hashes: Sequence[bytes],
         length: int,
         ended: int,
+        after_answer: Deferred | None = None,
     ) -> Held:
         group, tenant = session.group, session.caller.tenant
         fits = self._fitting(tenant, spaces, runs, length)
@@ -205,26 +217,42 @@ class Reads:
         for space, run in zip(spaces, runs, strict=True):
             held = run[:length]
             size_bytes = space.slot_bytes_of(held)
-            slots = [entry.slot for entry in held]
+            slots = array("Q", [entry.slot for entry in held])
             lease = Lease(self._parts.sessions.new_id(tenant), space, held, slots, runs_of(slots), size_bytes)
             leases.append(lease)
         if session.place and not self.notes.leased(session, leases):
             self._throttled(tenant)
             return Held(0, THROTTLED, [])
         for lease in leases:
-            self._catalog.lease(lease.space, lease.entries)
-            if lease.space.prefetched:
-                self._room.prefetched.used(lease.space, lease.entries)
-            self._catalog.pin(tenant, lease.runs, len(lease.entries))
             group.leases[lease.lease_id] = lease
             group.leased_bytes += lease.size_bytes
+        holding = partial(self._hold, group, spaces, hashes, leases)
+        if after_answer is not None:
+            after_answer(holding)
+        else:
+            holding()
+        return Held(length, ended, leases)
+
+    def _hold(self, group: Group, spaces: Sequence[Space], hashes: Sequence[bytes], leases: Sequence[Lease]) -> None:
+        """Hold what leases name, in the turn of the loop in which they were made."""
+        try:
+            for lease in leases:
+                self._catalog.lease(lease.space, lease.entries)
+        except BaseException:  # no memory: nobody knows which blocks are held, and those stay so
+            for lease in leases:
+                del group.leases[lease.lease_id]
+                group.leased_bytes -= lease.size_bytes
+            raise
+        for lease in leases:
+            if lease.space.prefetched:
+                self._room.prefetched.used(lease.space, lease.entries)
+            self._catalog.pin(group.tenant, lease.runs, len(lease.entries))
             if lease.space.timers is not None:
                 self._catalog.on_use(lease.entries)
             if self._asked is not None:
                 self._asked(lease.space, [entry.hash for entry in lease.entries])
         if self.on_got is not None:
-            self.on_got(spaces, hashes, length)
-        return Held(length, ended, leases)
+            self.on_got(spaces, hashes, len(leases[0].entries))
 
     def _fitting(self, tenant: str, spaces: Sequence[Space], runs: Sequence[Sequence[Entry]], length: int) -> int:
         """How many leading blocks of the runs the tenant may lease now; what is leased already costs nothing."""

@@ -6,9 +6,9 @@ from kvstored_proto.v1 import admin_pb2
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.rpc import roles
+from kvstored.rpc.named import NAMES as SESSION_NAMES
 from kvstored.rpc.operations import OPERATIONS, number_of
 from kvstored.rpc.servicers import SPECIAL
-from kvstored.rpc.session import _NAMES as SESSION_NAMES
 
 SERVICES = [pb.DESCRIPTOR.services_by_name["KVStore"], admin_pb2.DESCRIPTOR.services_by_name["Admin"]]
 METHODS = {method.name: method for service in SERVICES for method in service.methods}
