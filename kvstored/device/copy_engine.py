@@ -149,7 +149,7 @@ class CopyEngine:
             self._say(messages.Progress(self._said_pinned_bytes))
 
     def _lane(self, job: Job) -> Lane:
-        lane = self._lanes.of(job)
+        lane = self._lanes.of(job.request)
         if lane is None:
             stream = self._lanes.spare_stream()
             lane = self._lanes.add(job, self._driver.stream() if stream is None else stream)
@@ -169,12 +169,13 @@ class CopyEngine:
             raise Refused(f"fragments {cuts}: the layout has {len(memory.layout.fragments)}")
         size_bytes = memory.layout.block_bytes * ids.shape[1]
         slots = self._segments.addresses(segments, offsets, size_bytes)
-        return Job(request, memory, ids, slots, set(segments.tolist()))
+        behind = self._lanes.of(request) is not None
+        return Job(request, memory, ids, slots, set(segments.tolist()), behind)
 
     def _give_up(self, which: Callable[[Job], bool], why: str) -> None:
         for job in [job for job in self._jobs.values() if which(job)]:
             job.error = job.error or why
-            lane = self._lanes.of(job)
+            lane = self._lanes.of(job.request)
             if lane is not None and job in lane.waiting:
                 lane.waiting.remove(job)
             self._settle(job)

@@ -17,7 +17,7 @@ from kvstored_proto.layout import Addresses, Indices
 from kvstored.device import worker_messages as messages
 from kvstored.device.worker_memory import EngineMemory
 
-FIRST_PIECE_BYTES: Final = 4 << 20  # of a transfer: copies begin while the next piece is planned
+FIRST_PIECE_BYTES: Final = 4 << 20  # of what finds its lane idle: copies begin while the next piece is planned
 PIECE_BYTES: Final = 32 << 20  # about a millisecond of a PCIe link; what a load may have to wait for
 TOLD_PIECE_BYTES: Final = 8 << 20  # where each is told, since somebody works on it while the next is copied
 LANE_BYTES: Final = 64 << 20  # under way at most: the stream has work while one piece is waited for
@@ -45,6 +45,7 @@ class Job:
     ids: Indices
     slots: Addresses
     segment_ids: set[int]
+    behind: bool = False  # others of its lane are under way: the device has work while this is planned
     parts: Iterator[Part] = field(init=False)
     next_part: Part | None = field(init=False)
     in_flight: int = 0
@@ -70,8 +71,8 @@ def _parts(job: Job) -> Iterator[Part]:
     cuts = request.cuts or [0, len(layout.fragments)]
     if request.tells != messages.TELLS_LAYERS:
         cuts = [cuts[0], cuts[-1]]
-    piece_bytes = FIRST_PIECE_BYTES
     limit_bytes = TOLD_PIECE_BYTES if request.tells else PIECE_BYTES
+    piece_bytes = limit_bytes if job.behind else FIRST_PIECE_BYTES
     count, each = job.ids.shape
     for first, end, layers in _together(job, cuts):
         block_bytes = int(layout.sizes[first:end].sum()) * each
@@ -139,9 +140,9 @@ class Lanes:
         """One that nobody uses."""
         return self._idle.pop() if self._idle else None
 
-    def of(self, job: Job) -> Lane | None:
-        """The job's."""
-        return self._lanes.get((job.request.owner, job.request.to_device))
+    def of(self, request: messages.Transfer) -> Lane | None:
+        """The transfer's, where it has something to do."""
+        return self._lanes.get((request.owner, request.to_device))
 
     def add(self, job: Job, stream: int) -> Lane:
         """A new one, for a job."""

@@ -246,6 +246,18 @@ def test_what_is_copied_of_a_transfer_is_told_piece_by_piece(rig):
     assert rig.run() == [*(messages.Copied(1, n) for n in (2, 4, 5)), messages.Done(1, "")]
 
 
+def test_only_a_transfer_that_finds_its_lane_idle_begins_with_a_small_piece(rig, monkeypatch):
+    monkeypatch.setattr(copy_jobs, "FIRST_PIECE_BYTES", BLOCK)
+    monkeypatch.setattr(copy_jobs, "TOLD_PIECE_BYTES", 4 * BLOCK)
+    monkeypatch.setattr(copy_jobs, "LANE_BYTES", 16 * BLOCK)
+    rig.transfer(1, 5, to_device=False, tells=messages.TELLS_BLOCKS)
+    rig.transfer(2, 5, to_device=False, tells=messages.TELLS_BLOCKS, first=8)
+    rig.transfer(3, 3, to_device=False, tells=messages.TELLS_BLOCKS, owner=2)
+    told = [message for message in rig.run() if isinstance(message, messages.Copied)]
+    of = {number: [each.done for each in told if each.transfer == number] for number in (1, 2, 3)}
+    assert of == {1: [1, 3, 5], 2: [4, 5], 3: [1, 3]}
+
+
 def test_a_load_by_layers_brings_all_blocks_of_one_before_the_next(rig):
     rig.transfer(1, 4, to_device=True, cuts=[0, 1, 2], tells=messages.TELLS_LAYERS)
     first = []
