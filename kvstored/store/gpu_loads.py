@@ -26,11 +26,16 @@ PIECES_IN_FLIGHT: Final = 2
 
 
 class Loaded(msgspec.Struct):
-    """What came of a load: leading blocks, what ended them, and the error where a copy failed."""
+    """What came of a load: leading blocks, what ended them, and the error where a copy failed.
+
+    `held` is what it still holds of the last copy, for `Loads.give_back`: who waits is told before, since that takes
+    as long as all else after the copy.
+    """
 
     blocks: int = 0
     next: int = HIT
     error: str = ""
+    held: list[Held] = []
 
 
 class _Load:
@@ -42,6 +47,8 @@ class _Load:
         self.copies: deque[tuple[int, asyncio.Future[str]]] = deque()
         self.ready: list[Held] = []  # held, and not being copied yet
         self.begun = 0  # blocks whose copies have begun
+        self.running = 0  # copies that have not ended
+        self.all_begun = False
         terms = mark.terms
         self.told = LayersTold(session, terms) if terms.layers_word else None
         self.cuts: list[int] = []
@@ -74,7 +81,7 @@ class Loads:
         wait_s: float,
         mark: Under,
     ) -> Loaded:
-        """All of it. When it ends nothing of it runs any more."""
+        """All of it. When it ends nothing of it runs any more, and the result's `held` is to be given back."""
         load = _Load(session, made, rows, mark)
         clock = self._parts.clock
         end_s = clock.monotonic() + wait_s
@@ -93,6 +100,7 @@ class Loads:
                 load.ready.append(got)
                 if load.told is None:
                     self._copy_ready(load)
+                    await asyncio.sleep(0)  # the worker is told of it before the next is looked up
                     while len(load.copies) >= PIECES_IN_FLIGHT and not load.loaded.error:
                         await self._landed(load)
                 if got.next != HIT or load.over:
@@ -100,8 +108,9 @@ class Loads:
             self._copy_ready(load)
             if load.told is not None:
                 load.told.all(load.begun)
+            load.all_begun = True
         finally:
-            self._give_back(session, load.ready)
+            self.give_back(session, load.ready)
             while load.copies:
                 await self._landed(load)
         if mark.stop.why and not load.loaded.error and load.loaded.blocks < len(hashes):
@@ -119,6 +128,7 @@ class Loads:
         how = How(to_device=True, cuts=load.cuts, stop=load.mark.stop)
         if load.told is not None:
             how = How(True, load.cuts, TELLS_LAYERS, load.told.group(), load.mark.stop)
+        load.running += 1
         load.copies.append((count, self._tasks.keep(self._copy(load, group, part, how))))
 
     async def _copy(self, load: _Load, group: list[Held], rows: Rows, how: How) -> str:
@@ -133,17 +143,26 @@ class Loads:
             error = await self._gpus.transfer(load.made, rows.ids, runs, how)
             return (load.mark.stop.why or error) if error else ""
         finally:
-            self._give_back(load.session, group)
+            load.running -= 1
+            if load.all_begun and not load.running:
+                load.loaded.held = group
+            else:
+                self.give_back(load.session, group)
 
     async def _landed(self, load: _Load) -> None:
         count, copying = load.copies.popleft()
-        (error,) = await asyncio.gather(copying, return_exceptions=True)
+        error: object = ""
+        try:
+            error = await copying
+        except Exception as failure:
+            error = failure
         if error and not load.loaded.error:
             load.loaded.error, load.loaded.next = str(error), MISS
         elif not load.loaded.error:
             load.loaded.blocks += count
 
-    def _give_back(self, session: Session, group: Sequence[Held]) -> None:
+    def give_back(self, session: Session, group: Sequence[Held]) -> None:
+        """End the holds of blocks that are copied."""
         for held in group:
             entries: list[Entry] = held.leases[0].entries
             self._reads.release(session, [lease.lease_id for lease in held.leases])

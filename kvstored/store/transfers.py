@@ -70,13 +70,27 @@ class Transfers:
         made.check_layers(terms.first_layer, terms.layers)
         mark = self._under_way.begin(session, terms, number)
         loading = self._loads.run(session, space, hashes, made, rows, wait_s, mark)
-        return await self._tasks.to_its_end(self._ended_after(loading, session, mark))
+        answer: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
+        self._tasks.keep(self._answered(loading, session, mark, answer))
+        return await answer
 
-    async def _ended_after(self, loading: Awaitable[Loaded], session: Session, mark: Under) -> Loaded:
+    async def _answered(
+        self, loading: Awaitable[Loaded], session: Session, mark: Under, answer: asyncio.Future[Loaded]
+    ) -> None:
+        """Run a load to its end, whoever waits for its answer; what it held last is given back after that."""
         try:
-            return await loading
+            loaded = await loading
+        except Exception as error:
+            if answer.done():  # who asked has left
+                raise
+            answer.set_exception(error)
+            return
         finally:
             self._under_way.end(session, mark)
+        if not answer.done():
+            answer.set_result(loaded)
+            await asyncio.sleep(0)  # who waits has its turn
+        self._loads.give_back(session, loaded.held)
 
     # ---- store ----
 

@@ -15,6 +15,7 @@ from kvstored.store.gpu_loads import Loads
 from kvstored.store.outcomes import HIT, MISS
 from kvstored.store.registrations import Rows, Tasks
 from kvstored.store.transfer_marks import CANCELLED, ENDED, NO_MORE_LAYERS, Terms, UnderWay
+from kvstored.store.transfers import Transfers
 from kvstored.testing.memory_tier import MemoryTier
 from kvstored.testing.node import BLOCK_BYTES, Node, chain
 from kvstored.testing.waiting import until
@@ -59,7 +60,9 @@ class Rig:
         async def load():
             try:
                 rows = Rows(bytes(4 * len(hashes)), 1)
-                return await self.loads.run(self.session, self.space, hashes, self.made, rows, wait_s, mark)
+                loaded = await self.loads.run(self.session, self.space, hashes, self.made, rows, wait_s, mark)
+                self.loads.give_back(self.session, loaded.held)
+                return loaded
             finally:
                 self.under_way.end(self.session, mark)
 
@@ -126,6 +129,68 @@ async def test_what_was_copied_before_a_failure_counts_and_nothing_is_held(rig):
     loaded = await load
     assert (loaded.blocks, loaded.next, loaded.error) == (2, MISS, "broken")
     assert not rig.held
+
+
+async def test_the_worker_is_told_of_a_piece_before_the_next_one_is_looked_up(rig, monkeypatch):
+    hashes = chain("a", 4)
+    await rig.node.put(rig.session, rig.space, hashes)
+    real, begun = rig.node.store.reads.get, []
+
+    def get(*arguments):
+        begun.append(len(rig.gpus.begun))
+        return real(*arguments)
+
+    monkeypatch.setattr(rig.node.store.reads, "get", get)
+    load = rig.start(hashes)
+    await until(lambda: len(rig.gpus.begun) == 2)
+    assert begun == [0, 1]
+    for number in (0, 1):
+        rig.gpus.end(number)
+    assert (await load).blocks == 4
+
+
+async def test_who_waits_for_a_load_is_told_before_its_last_blocks_are_given_back(rig, monkeypatch):
+    hashes, store = chain("a", 4), rig.node.store
+    await rig.node.put(rig.session, rig.space, hashes)
+    transfers = Transfers(rig.node.parts, store.reads, store.writes, store.commits, rig.gpus)
+    monkeypatch.setattr(transfers.registrations, "of", lambda *_: (rig.made, Rows(bytes(16), 1)))
+    held = []
+
+    async def ask():
+        loaded = await transfers.load(rig.session, rig.space, hashes, 1, b"", 60.0, Terms(transfer_id=7))
+        held.append(rig.held)
+        return loaded
+
+    for leaves in (False, True):
+        rig.gpus.begun.clear()
+        rig.gpus.ends.clear()
+        asking = asyncio.ensure_future(ask())
+        await until(lambda: len(rig.gpus.begun) == 2)
+        if leaves:
+            asking.cancel()
+        rig.gpus.end(0)
+        await until(lambda: rig.held == 2)
+        rig.gpus.end(1)
+        await asyncio.wait([asking])
+        assert asking.cancelled() == leaves
+        await transfers.drained()
+        assert not rig.held
+        assert not await transfers.cancel(rig.session, 7), "it is over"
+    assert held == [2], "those of the last piece, and not those of the first"
+
+
+async def test_who_waits_for_a_load_is_told_of_what_broke_it(rig, monkeypatch):
+    store = rig.node.store
+    transfers = Transfers(rig.node.parts, store.reads, store.writes, store.commits, rig.gpus)
+    monkeypatch.setattr(transfers.registrations, "of", lambda *_: (rig.made, Rows(bytes(4), 1)))
+
+    def get(*_):
+        raise DeviceError("told to")
+
+    monkeypatch.setattr(store.reads, "get", get)
+    with pytest.raises(DeviceError, match="told to"):
+        await transfers.load(rig.session, rig.space, chain("a", 1), 1, b"", 60.0, Terms(transfer_id=7))
+    assert not await transfers.cancel(rig.session, 7), "it is over"
 
 
 async def test_layers_of_blocks_in_dram_are_one_transfer(rig):
