@@ -66,7 +66,7 @@ class Layout:
         if not keys or ids.size % keys or (not ids.size and keys):
             raise ValueError(f"{ids.size} block ids for {keys} keys: each key needs as many")
         ids = ids.astype(np.int64).reshape(keys, -1)
-        if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= self.blocks):
+        if ids.size and int(ids.view(np.uint64).max()) >= self.blocks:  # negative ones are larger than any
             raise ValueError(f"block ids from {ids.min()} to {ids.max()}: there are {self.blocks} blocks")
         return ids
 

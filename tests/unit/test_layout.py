@@ -104,6 +104,14 @@ def test_blocks_that_follow_one_another_on_both_sides_are_one_copy():
     assert (engine.tolist(), stored.tolist(), sizes.tolist()) == ([1192, 1576], [0, 192], [192, 64])
 
 
+@pytest.mark.parametrize("wrong", [-1, 10, -(1 << 63), np.uint64(1 << 63), 1 << 32])
+def test_ids_of_blocks_that_there_are_not_are_refused(wrong):
+    layout = Layout([Fragment(0, 0, 64, 64)], 10, [640])
+    assert layout.check_ids(np.asfortranarray([[0, 9], [9, 0]]), 2).tolist() == [[0, 9], [9, 0]]
+    with pytest.raises(ValueError, match="there are 10 blocks"):
+        layout.check_ids(np.array([wrong, wrong]), 2)
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=9))
 def test_joining_moves_the_same_bytes(pieces):
     def bytes_of(a, b, n):
