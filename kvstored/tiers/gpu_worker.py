@@ -44,7 +44,7 @@ class GpuWorker:
         self.registered: set[int] = set()
         self._silence_max_s = silence_max_s
         self._heard_s = time.monotonic()
-        self._owed: dict[tuple[type, int], asyncio.Future[str]] = {}
+        self._owed: dict[tuple[type, int], list[asyncio.Future[str]]] = {}  # one for each who waits
         self._copied: dict[int, Callable[[int], None]] = {}  # by transfer
         self._tasks: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -116,25 +116,27 @@ class GpuWorker:
     ) -> str:
         """Say something and wait for its answer: the error in it, empty for none; GONE where the worker is.
 
-        In any case it is over then. Shielded: a caller that is cancelled does not end it. Who asks what is asked
-        already waits for the same answer. `copied` is called with what a transfer tells before its answer; `stop` ends
+        In any case it is over then. A caller that is cancelled does not end it. Who asks what is asked already waits
+        for the same answer. `copied` is called with what a transfer tells before its answer; `stop` ends
         a transfer early, with the pieces that are under way.
         """
         if self._ending:
             await self.gone.wait()
             return GONE
+        owed: asyncio.Future[str] = self._loop.create_future()
         asked = self._owed.get((answer, number))
         if asked is not None:
-            return await asyncio.shield(asked)
+            asked.append(owed)
+            return await owed
         if not self._owed:
             self._heard_s = time.monotonic()
-        owed = self._owed[answer, number] = self._loop.create_future()
+        self._owed[answer, number] = [owed]
         if copied is not None:
             self._copied[number] = copied
         self.send(message)
         forget = stop.then(lambda: self.send(messages.Cancel(number))) if stop is not None else None
         try:
-            return await asyncio.shield(owed)
+            return await owed
         finally:
             if forget is not None:
                 forget()
@@ -180,9 +182,9 @@ class GpuWorker:
             self._answered(messages.Dropped, message.segment_id, "")
 
     def _answered(self, kind: type, number: int, error: str) -> None:
-        owed = self._owed.pop((kind, number), None)
-        if owed is not None and not owed.done():
-            owed.set_result(error)
+        for owed in self._owed.pop((kind, number), ()):
+            if not owed.done():  # who waited was cancelled
+                owed.set_result(error)
 
     def _look(self) -> None:
         self._looking = self._loop.call_later(LOOK_EVERY_S, self._look)
@@ -213,9 +215,7 @@ class GpuWorker:
         self._reader.close()
         if not self.hello.done():
             self.hello.set_result(messages.Hello(f"{GONE}: {self.why}", []))
-        for owed in self._owed.values():
-            if not owed.done():
-                owed.set_result(GONE)
-        self._owed.clear()
+        for kind, number in list(self._owed):
+            self._answered(kind, number, GONE)
         self._copied.clear()
         self.gone.set()

@@ -68,6 +68,18 @@ async def test_transfers_that_find_a_fresh_worker_at_once_have_the_memory_opened
     assert await asyncio.gather(*moving) == ["", "", ""]
 
 
+async def test_who_stops_waiting_takes_the_answer_from_nobody_else(worker):
+    asking = [asyncio.create_task(worker.ask(messages.Unregister(1), messages.Unregistered, 1)) for _ in range(3)]
+    await turns()
+    asking[0].cancel()
+    await asyncio.wait(asking[:1])
+    assert worker.owes(messages.Unregistered, 1), "it is done all the same"
+    worker._hear(messages.Unregistered(1))
+    assert await asyncio.gather(*asking[1:]) == ["", ""]
+    assert len(worker._outbox.of(messages.Unregister)) == 1
+    assert not worker.owes(messages.Unregistered, 1)
+
+
 async def test_memory_that_is_unregistered_while_several_have_it_opened_is_let_go_of_once(worker, gpus, registration):
     moving = [asyncio.create_task(gpus.transfer(registration, b"", [], How(to_device=True))) for _ in range(3)]
     await until(lambda: worker._outbox.of(messages.Register))
