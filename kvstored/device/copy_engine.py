@@ -168,9 +168,9 @@ class CopyEngine:
         if cuts and not (cuts == sorted(set(cuts)) and len(cuts) > 1 and cuts[-1] <= len(memory.layout.fragments)):
             raise Refused(f"fragments {cuts}: the layout has {len(memory.layout.fragments)}")
         size_bytes = memory.layout.block_bytes * ids.shape[1]
-        slots = self._segments.addresses(segments, offsets, size_bytes)
+        slots, segment_ids = self._segments.addresses(segments, offsets, size_bytes)
         behind = self._lanes.of(request) is not None
-        return Job(request, memory, ids, slots, set(segments.tolist()), behind)
+        return Job(request, memory, ids, slots, segment_ids, behind)
 
     def _give_up(self, which: Callable[[Job], bool], why: str) -> None:
         for job in [job for job in self._jobs.values() if which(job)]:

@@ -38,17 +38,20 @@ class Segments:
         assert mapping.size_bytes == size_bytes, "the daemon knows its segments"
         self._mapped[segment_id] = mapping
 
-    def addresses(self, segments: Addresses, offsets: Addresses, size_bytes: int) -> Addresses:
-        """Where blocks of a size lie here; pins what is not pinned yet. Raises CudaError, Refused."""
-        found = offsets.copy()
-        for segment_id in np.unique(segments).tolist():
+    def addresses(self, segments: Addresses, offsets: Addresses, size_bytes: int) -> tuple[Addresses, set[int]]:
+        """Where blocks of a size lie here, and in which segments; pins what is not pinned yet.
+
+        Raises CudaError, Refused.
+        """
+        found, named = offsets.copy(), set(segments.tolist())
+        for segment_id in sorted(named):
             mapping = self._of(segment_id)
-            of_it = segments == segment_id
+            of_it = segments == segment_id if len(named) > 1 else slice(None)
             if int(offsets[of_it].max()) + size_bytes > mapping.size_bytes:
                 raise Refused(f"a block ends past its segment of {mapping.size_bytes} bytes")
             self.pin(segment_id)
             found[of_it] += np.uint64(mapping.address)
-        return found
+        return found, named
 
     def _of(self, segment_id: int) -> InheritedMapping:
         mapping = self._mapped.get(segment_id)

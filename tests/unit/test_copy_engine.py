@@ -143,6 +143,25 @@ def test_a_transfer_goes_in_pieces_and_is_answered_once_at_its_end(rig):
     assert rig.driver.calls.count("pin") == 1
 
 
+def test_blocks_of_one_transfer_may_lie_in_several_segments(rig):
+    other = Mapping(BLOCKS * BLOCK, name="other")
+    rig.commands.put((messages.Segment(8, BLOCKS * BLOCK), (os.dup(other.fd),)))
+    segments = np.array([8, 7, 8, 7], np.uint64)
+    offsets = np.array([0, 1, 2, 3], np.uint64) * np.uint64(BLOCK)
+    ids = np.arange(4, dtype=np.uint32)
+    rig.commands.put(messages.Transfer(1, 1, False, ids.tobytes(), segments.tobytes(), offsets.tobytes()))
+    offsets[2] = BLOCKS * BLOCK
+    rig.commands.put(messages.Transfer(2, 1, False, ids.tobytes(), segments.tobytes(), offsets.tobytes()))
+    refused, done = rig.run()
+    assert done == messages.Done(1, "")
+    assert "ends past its segment" in refused.error
+    for number, place in enumerate((other.fd, rig.segment, other.fd, rig.segment)):
+        stored = np.frombuffer(os.pread(place, BLOCK, number * BLOCK), np.uint8)
+        assert (stored == rig.driver.memory.reshape(BLOCKS, BLOCK)[number]).all()
+    assert rig.driver.calls.count("pin") == 2
+    other.close()
+
+
 def test_memory_of_which_the_end_cannot_be_read_is_refused_before_any_copy(rig):
     """As of an allocation that is shorter than the driver says."""
 
