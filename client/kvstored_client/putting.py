@@ -211,7 +211,10 @@ def _put_part(put: Put, part: Packed, wait_s: float, start: int) -> Verb[Reserva
 
 def first_to_retry(core: Core, final: Sequence[Outcome]) -> int | None:
     """The first block that may be stored if it is put again; counts the throttled call."""
-    core.stats.throttled += Outcome.THROTTLED in final
+    throttled = Outcome.THROTTLED in final
+    core.stats.throttled += throttled
+    if not throttled and Outcome.NOT_DURABLE not in final:  # nearly always
+        return None
     return next((i for i, each in enumerate(final) if each in (Outcome.THROTTLED, Outcome.NOT_DURABLE)), None)
 
 
