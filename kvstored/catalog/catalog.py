@@ -267,7 +267,7 @@ class Catalog:
             entry.pool.order.forget(entry)
         if entry.expires_s and space.timers is not None:
             space.timers.discard(entry)
-        entry.state = DEAD
+        entry.state, space.known = DEAD, None
         self._wake(entry)
         return None if entry.held else entry.slot
 

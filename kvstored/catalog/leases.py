@@ -16,12 +16,14 @@ import msgspec
 
 from kvstored.catalog.catalog import Entry, Space
 from kvstored.errors import InvalidArgument, LimitExceeded, NotFound, PermissionDenied, SessionEnded
+from kvstored.keys import split_hashes
 from kvstored.lifetime import Lifetime
 from kvstored.tiers.session_page import SessionPage
 from kvstored.tiers.staging import Staging
 
 ID_BYTES: Final = 16
 ADMIN_SESSIONS: Final = 8  # beyond `max_sessions`, or who fills that could not be stopped by anybody
+REMEMBERED_BLOCKS_MAX: Final = 1024  # of a session's last call, some 100 KB
 BOOT_SHIFT: Final = 40  # so many bits number the leases of one boot
 
 
@@ -101,6 +103,10 @@ class Session:
         self.lifetimes: dict[int, Lifetime] = {}  # of puts by these handles that do not say
         self.reservations: dict[int, Reservation] = {}
         self.prefetches: set[int] = set()
+        self._asked: tuple[bytes, tuple[bytes, ...]] = (
+            b"",
+            (),
+        )  # by its last look-up or get, packed and not
         self.staging: Staging | None = None
         self.page: SessionPage | None = None
         self.client_id = b""  # the same in all sessions of one client; empty: it is an older one
@@ -151,6 +157,14 @@ class Session:
         if not 0 < len(namespace_ids) <= 64:
             raise InvalidArgument(f"{len(namespace_ids)} namespaces in one call: 1 to 64 are allowed")
         return [self.space_of(i) for i in namespace_ids]
+
+    def hashes_asked(self, packed: bytes, hash_bytes: int) -> tuple[bytes, ...]:
+        """See `split_hashes`; where a call asks for the same as the one before, the very tuple of that one."""
+        before, hashes = self._asked
+        if not hashes or packed != before or len(hashes[0]) != hash_bytes:
+            hashes = tuple(split_hashes(packed, hash_bytes))
+            self._asked = (packed, hashes) if len(hashes) <= REMEMBERED_BLOCKS_MAX else (b"", ())
+        return hashes
 
     def reservation(self, reservation_id: int) -> Reservation:
         """One of its reservations; raises NotFound."""

@@ -290,6 +290,7 @@ class Room:
             (slot,) = self._dram.allocate(segment.tenant, segment.slot_bytes, 1, fresh=False)
             assert slot >> 20 != segment.segment_id, "planned with room elsewhere"
             old, entry.slot = entry.slot, slot
+            entry.pool.space.known = None
             self._dram.moved(old, slot)
             self._dram.bind(slot, entry)
             self._dram.relocate(old, slot, entry.size_bytes, (entry.pool.space.digest, entry.hash, entry.parent))

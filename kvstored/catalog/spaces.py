@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
+from kvstored.catalog.known import KnownRun
 from kvstored.catalog.timers import Timers
 from kvstored.keys import Namespace
 from kvstored.lifetime import Expiry
@@ -105,6 +106,7 @@ class Space:
         self.digest = digest or namespace.digest  # under which its blocks are stored
         self.entries: dict[bytes, Entry] = {}
         self.pools: dict[int, Pool] = {}
+        self.known: KnownRun | None = None  # None again as soon as an entry goes or moves
         self.used_bytes = 0
         self.unready = 0  # entries that are being written or promoted
         self.timers: Timers | None = None  # once a block that ends was in it
@@ -113,8 +115,11 @@ class Space:
         self.on_look: Callable[[Space, Sequence[bytes]], None] = _ignore
 
     def ready_run(self, hashes: Sequence[bytes]) -> list[Entry]:
-        """The entries of the longest run from the start that can be read now."""
+        """The entries of the longest run from the start that can be read now: a list that nobody may change."""
         self.drop_ended(hashes)
+        known = self.known
+        if known is not None and known.hashes is hashes:
+            return known.entries
         entries = self.entries
         try:
             run = list(map(entries.__getitem__, hashes))  # all of it is there, as mostly
@@ -127,6 +132,8 @@ class Space:
                 run.append(entry)
         if self.unready:
             del run[ready_length(run) :]
+        if len(run) == len(hashes) and isinstance(hashes, tuple):  # a list could be another by the next call
+            self.known = KnownRun(hashes, run)
         return run
 
     def ancestors(self, parent: bytes, limit: int) -> list[Entry]:
@@ -187,7 +194,7 @@ class Space:
         old.entries, old.pools = self.entries, self.pools
         old.used_bytes, old.unready, old.timers = self.used_bytes, self.unready, self.timers
         old.prefetched, self.prefetched = self.prefetched, {}
-        self.timers = None
+        self.timers = self.known = None
         for pool in old.pools.values():
             pool.space = old
         self.entries, self.pools, self.used_bytes, self.unready, self.digest = {}, {}, 0, 0, digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from kvstored_proto.v1 import kvstored_pb2 as pb
@@ -14,7 +15,7 @@ from kvstored.store.lookups import Wish
 
 
 async def looked(
-    context: Context, session: Session, request: pb.LookupRequest, spaces: list[Space], hashes: list[bytes]
+    context: Context, session: Session, request: pb.LookupRequest, spaces: list[Space], hashes: Sequence[bytes]
 ) -> pb.LookupReply:
     """A lookup that asks for more than where the blocks are. Raises InvalidArgument."""
     wish = Wish(request.prefill_tokens_per_s, request.prefetch, request.prefetch_deadline_ms / 1000)
@@ -32,7 +33,7 @@ def _fill(reply: pb.LookupReply, found: Looked) -> None:
 
 
 def looked_up(
-    context: Context, session: Session, spaces: list[Space], hashes: list[bytes], run: FoundRun
+    context: Context, session: Session, spaces: list[Space], hashes: Sequence[bytes], run: FoundRun
 ) -> pb.LookupReply:
     """The reply for what was found, which is recorded where the daemon records its traffic."""
     if context.recorder.on:

@@ -63,10 +63,10 @@ async def _open_namespace(context: Context, session: Session, request: pb.OpenNa
 # ---- reading ----
 
 
-def _asked(session: Session, request: Any) -> tuple[list[Space], list[bytes]]:
+def _asked(session: Session, request: Any) -> tuple[list[Space], tuple[bytes, ...]]:
     """The spaces and hashes of a call over several namespaces. Raises NotFound or InvalidArgument."""
     spaces = session.spaces_of(request.namespace_ids)
-    hashes = keys.split_hashes(request.hashes, request.hash_bytes)
+    hashes = session.hashes_asked(request.hashes, request.hash_bytes)
     if len(spaces) * len(hashes) > BLOCKS_MAX:
         raise InvalidArgument(f"{len(hashes)} blocks in {len(spaces)} namespaces: {BLOCKS_MAX} in all are allowed")
     return spaces, hashes
@@ -96,7 +96,7 @@ def _get(context: Context, session: Session, request: pb.GetRequest) -> Reply:
     return _map(held, lambda later: _got(context, session, spaces, hashes, later))
 
 
-def _got(context: Context, session: Session, spaces: list[Space], hashes: list[bytes], held: Held) -> pb.GetReply:
+def _got(context: Context, session: Session, spaces: list[Space], hashes: Sequence[bytes], held: Held) -> pb.GetReply:
     if context.recorder.on:
         context.recorder.got(session, spaces, hashes, held.blocks)
     return get_reply(context, session, held)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from kvstored_proto import frames
 
+from kvstored.catalog.catalog import Entry, Space
+from kvstored.catalog.known import Places
 from kvstored.catalog.leases import Lease
 from kvstored.policy.cost import Estimate
 
@@ -42,6 +45,18 @@ class Held(msgspec.Struct):
     blocks: int
     next: int
     leases: list[Lease]
+
+
+def places_of(space: Space, entries: list[Entry]) -> Places:
+    """Where some entries of a space lie."""
+    known = space.known
+    if known is not None and known.entries is entries and known.places is not None:
+        return known.places
+    slots = array("Q", [entry.slot for entry in entries])
+    places = Places(slots, runs_of(slots))
+    if known is not None and known.entries is entries:
+        known.places = places
+    return places
 
 
 def runs_of(slots: Sequence[int]) -> list[tuple[int, int]]:

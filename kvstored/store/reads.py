@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
@@ -13,7 +12,7 @@ from kvstored.catalog.leases import Group, Lease, Session
 from kvstored.explain.misses import Misses
 from kvstored.mover.jobs import DEMAND, Job
 from kvstored.mover.promoter import PIECE_BLOCKS
-from kvstored.store.answers import IN_DRAM, ON_NVME, Held, runs_of
+from kvstored.store.answers import IN_DRAM, ON_NVME, Held, places_of
 from kvstored.store.endings import LeaseEnds
 from kvstored.store.lease_notes import LeaseNotes
 from kvstored.store.lookups import Lookups
@@ -215,11 +214,9 @@ class Reads:
             return Held(0, ended, [])
         leases = []
         for space, run in zip(spaces, runs, strict=True):
-            held = run[:length]
-            size_bytes = space.slot_bytes_of(held)
-            slots = array("Q", [entry.slot for entry in held])
-            lease = Lease(self._parts.sessions.new_id(tenant), space, held, slots, runs_of(slots), size_bytes)
-            leases.append(lease)
+            held = run if length == len(run) else run[:length]
+            lease_id, places = self._parts.sessions.new_id(tenant), places_of(space, held)
+            leases.append(Lease(lease_id, space, held, places.slots, places.runs, space.slot_bytes_of(held)))
         if session.place and not self.notes.leased(session, leases):
             self._throttled(tenant)
             return Held(0, THROTTLED, [])

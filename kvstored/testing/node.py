@@ -242,6 +242,7 @@ class Node:
         assert not any(self.store.held().values()), self.store.held()
         assert not self.store.quarantine.leases, "held for nobody"
         spaces = (*self.parts.catalog.spaces.values(), *self.parts.catalog.retired)
+        assert all(space.known is None or space.known.right(space.entries) for space in spaces), "a run has changed"
         entries = [entry for space in spaces for entry in space.entries.values()]
         assert not any(entry.holds for entry in entries), "held by nobody"
         assert usage.blocks == len(entries), f"{usage.blocks} slots for {len(entries)} blocks"

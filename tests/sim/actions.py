@@ -106,6 +106,11 @@ def some_chain(world, client, *, putting=False):
     return client.spaces[number], hashes, parent, client.sizes[number]
 
 
+def asked(session, hashes):
+    """As the session socket has them of a request."""
+    return session.hashes_asked(b"".join(hashes), len(hashes[0]))
+
+
 def hash_of(chain, index):
     return b"chain-%02d-block-%03d" % (chain, index)
 
@@ -256,7 +261,7 @@ async def get(world, client):
     space, hashes, _, _ = some_chain(world, client)
     spaces = list(client.spaces) if rng.random() < 0.2 else [space]
     try:
-        held = await settled(store.reads.get(session, spaces, hashes, rng.choice(WAITS_S)))
+        held = await settled(store.reads.get(session, spaces, asked(session, hashes), rng.choice(WAITS_S)))
         for lease, of_space in zip(held.leases, spaces, strict=bool(held.leases)):
             _take(world, client, lease, keys_of(of_space, hashes))
     finally:  # also where it was cancelled when all was done
@@ -314,7 +319,7 @@ async def _look(world, client, spaces, hashes):
     """In some worlds what is looked up begins to come up, and some of that is cancelled."""
     reads, dice = world.node.store.reads, world.prefetch_dice
     if not world.plan.prefetches or dice.random() < 0.4:
-        return await settled(reads.lookup(spaces, hashes))
+        return await settled(reads.lookup(spaces, asked(client.session, hashes)))
     wish = Wish(prefetch=True, deadline_s=dice.choice((0.0, 0.0, 0.003, 1.0)))
     looked = await reads.lookups.look(client.session, spaces, hashes, wish)
     world.counts["lookup_prefetched"] += looked.queued_blocks

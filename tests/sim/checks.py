@@ -94,6 +94,7 @@ def accounts(world):
     prefetched(node)
     leased, unfinished = Counter(), set()
     for space in _spaces(parts):
+        require(space.known is None or space.known.right(space.entries), "a run that is remembered has changed")
         for entry in space.entries.values():
             if entry.leases:
                 leased[space.tenant] += entry.pool.slot_bytes

@@ -116,9 +116,18 @@ async def test_within_its_guarantee_a_tenant_gets_room_by_packing_its_own_blocks
         for number in range(4):
             await node.put(alice, hers, chain(f"a{number}", 4))
         await node.store.writes.delete(alice, hers, [h for n in range(4) for h in chain(f"a{n}", 4)[1:]])
+        kept = tuple(chain(f"a{n}", 4)[0] for n in range(3))  # as many as may be leased
+
+        def slots():
+            (lease,) = node.store.reads.get(alice, [hers], kept, 0.0).leases
+            node.store.reads.release(alice, [lease.lease_id])
+            return list(lease.slots)
+
+        before = slots()
         reserved = node.store.writes.reserve(alice, hers, chain("x", 2), [2 * BLOCK_BYTES] * 2, b"", 0.0)
         assert list(reserved.outcomes) == [RESERVED] * 2
         assert len(hers.entries) == 6, "none was evicted"
+        assert slots() == [hers.entries[hash_].slot for hash_ in kept] != before
         assert node.counters["relocated_blocks"]
         assert (await node.get(bob, his, chain("b", 4))).blocks == 4
         node.parts.dram.audit()
