@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -34,6 +35,7 @@ def run(config: Config) -> int:
     """Serve until a signal; returns the exit status. Raises ConfigError for what only the machine can tell."""
     manager = from_environment(os.environ)  # before there are threads and children
     raise_limits()
+    keep_modules_from_the_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_main(config, manager))
 
@@ -111,6 +113,16 @@ def raise_limits() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+
+def keep_modules_from_the_collector() -> None:
+    """Let full collections pass over what was imported: it stays to the end, and is nearly all that there is.
+
+    Without blocks there are 65,000 objects to look at, nearly all of them modules': 10 ms in which the loop stands
+    still, 30 where copies have just gone through the caches. Before the daemon is made, so that nothing of it is kept.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def leave(status: int) -> NoReturn:
