@@ -36,6 +36,7 @@ def soon():
 
 def test_who_waits_looks_for_a_while(connection, monkeypatch):
     monkeypatch.setattr(waiting, "CROWDED_S", 60.0)  # nothing is, whatever else runs beside this test
+    monkeypatch.setattr(waiting, "CROWDED_ANSWERED_S", 60.0)
     assert connection._spin(Poll(answered_at=5), soon())
     assert not connection._spin(Poll(), time.monotonic() + 0.001)
     before_s = time.monotonic()
@@ -44,6 +45,7 @@ def test_who_waits_looks_for_a_while(connection, monkeypatch):
 
 def test_who_yielded_to_others_than_the_daemon_sleeps_and_does_not_try_again_soon(connection, monkeypatch):
     monkeypatch.setattr(os, "sched_yield", lambda: time.sleep(2 * waiting.CROWDED_S))
+    monkeypatch.setattr(waiting, "CROWDED_ANSWERED_S", 60.0)
     monkeypatch.setattr(waiting, "CROWDED_FOR_S", 60.0)
     poll = Poll()
     assert not connection._spin(poll, soon())
@@ -56,8 +58,16 @@ def test_who_yielded_to_others_than_the_daemon_sleeps_and_does_not_try_again_soo
 
 def test_who_yielded_to_the_daemon_goes_on_looking_next_time(connection, monkeypatch):
     monkeypatch.setattr(os, "sched_yield", lambda: time.sleep(2 * waiting.CROWDED_S))
+    monkeypatch.setattr(waiting, "CROWDED_ANSWERED_S", 60.0)
     assert connection._spin(Poll(answered_at=2), soon())
     assert connection._spin_until_s(Ticket(1, None, None)) > 0.0
+
+
+def test_who_yielded_for_longer_than_an_answer_takes_sleeps_next_time_though_there_is_one(connection, monkeypatch):
+    monkeypatch.setattr(os, "sched_yield", lambda: time.sleep(2 * waiting.CROWDED_ANSWERED_S))
+    monkeypatch.setattr(waiting, "CROWDED_FOR_S", 60.0)
+    assert not connection._spin(Poll(answered_at=2), soon()), "the answer is there, and taken without another look"
+    assert connection._spin_until_s(Ticket(1, None, None)) == 0.0
 
 
 def test_the_answer_to_a_long_request_is_slept_for(connection):
