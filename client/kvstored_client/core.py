@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kvstored_proto import frames, page
+from kvstored_proto import frames, page, progress
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored_client.breaker import Breaker
@@ -28,6 +28,10 @@ from kvstored_client.tls import Tls
 from kvstored_client.token_file import read_token_file, token_path
 
 VERSION: Final = "0.1.0"
+FEATURES: Final = (
+    *("durability", "ttl", "hints", "gpu", "gpu_descriptors", "transfer_layers", page.FEATURE),
+    *((progress.FEATURE,) if progress.AVAILABLE else ()),
+)
 CLIENT_ID_BYTES: Final = 16  # who knows it, and has the same uid and tenant, can take over what it holds
 PROBE_TIMEOUT_S: Final = 0.25  # a daemon that did not answer last time gets no more than this
 WAIT_S_MAX: Final = 86_400.0  # for one answer; the daemon answers sooner
@@ -258,7 +262,7 @@ class Core:
         request = pb.OpenSessionRequest(
             protocol_min=frames.PROTOCOL_MIN,
             protocol_max=frames.PROTOCOL_MAX,
-            features=[page.FEATURE, "durability", "ttl", "hints", "gpu", "gpu_descriptors", "transfer_layers"],
+            features=FEATURES,
             client_name=settings.name or f"python-{os.getpid()}",
             client_version=VERSION,
             token=settings.current_token(),

@@ -1,13 +1,11 @@
 """Putting blocks from the caller's buffers, once for both clients (see `effects`).
 
-It works in batches of about 4 MiB: while the daemon copies and hashes one, the next is copied
-into staging. The first batches are copied while the daemon finds slots, as if it had none of the
-blocks; where it has some, their room in the ring is given back.
+Most are streamed (see `streaming`). What is durable, or little, or goes to a daemon that does not know that, is put in
+batches of about 4 MiB: while the daemon copies and hashes one, the next is copied into staging.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from kvstored_client import buffers as memory
-from kvstored_client import whole
+from kvstored_client import streaming, whole
 from kvstored_client.connection import Connection
 from kvstored_client.core import Core
 from kvstored_client.deadline import NEVER, Deadline
@@ -26,10 +24,10 @@ from kvstored_client.namespace import Namespace
 from kvstored_client.results import Outcome, PutResult
 from kvstored_client.staged import COMMITS_IN_FLIGHT as STAGED_COMMITS_IN_FLIGHT
 from kvstored_client.staging import StagingRing, aligned
+from kvstored_client.streaming import Stream
 from kvstored_client.terms import Terms
 from kvstored_client.verbs import leading
 from kvstored_client.writing import (
-    BATCH_BYTES,
     COMMITS_IN_FLIGHT,
     DURABLE_COMMITS_IN_FLIGHT,
     Batch,
@@ -42,47 +40,9 @@ from kvstored_client.writing import (
     start_commit,
 )
 
-AHEAD_BATCHES: Final = 2  # about what is copied in the time that a daemon takes for a long reservation
-AHEAD_FROM_BYTES: Final = 4 * BATCH_BYTES  # for each: of a smaller put the answer is there sooner than a copy
 _DURABLE_PAUSE_S: Final = 0.05
 _PAUSE_MIN_S: Final = 0.001
 _PAUSE_MAX_S: Final = 0.05
-
-
-@dataclass(slots=True)
-class _Ahead:
-    """Batches that were copied before it was known whether their blocks are to be written."""
-
-    source: memory.Place
-    wanted: bool
-    ring: StagingRing | None = None
-    batches: list[Batch] = field(default_factory=list)
-
-    def copy(self, connection: Connection) -> Verb[None]:
-        """Copy the first batches, as far as there is room at once."""
-        self.ring = ring = connection.staging
-        sizes_bytes = self.source.sizes_bytes
-        if ring is None or not self.wanted:
-            return
-        count = min(AHEAD_BATCHES, sum(sizes_bytes) // AHEAD_FROM_BYTES)
-        for indices in itertools.islice(batches(range(len(sizes_bytes)), sizes_bytes, ring), count):
-            batch = place(indices, sizes_bytes, ring)
-            if batch is None:
-                return
-            self.batches.append(batch)
-            yield Work(partial(_copy_in, ring, batch, self.source), batch.region.size_bytes)
-
-    def take(self, indices: list[int]) -> Batch | None:
-        """The batch of these blocks; None where there is none, and then none of the others counts either."""
-        if self.batches and self.batches[0].indices == indices:
-            return self.batches.pop(0)
-        self.give_back()
-        return None
-
-    def give_back(self) -> None:
-        """Return the room of what is not needed."""
-        while self.batches and self.ring is not None:
-            self.ring.give_back(self.batches.pop().region)
 
 
 @dataclass(slots=True)
@@ -192,21 +152,32 @@ def _put_inline(put: Put, connection: Connection, part: Packed, start: int) -> V
 def _put_part(put: Put, part: Packed, wait_s: float, start: int) -> Verb[Reservation]:
     """One reservation; what became of it is in `put`, however it ends."""
     core, source = put.core, put.source.part(start, start + part.length)
-    ahead = _Ahead(source, wanted=not put.throttled and not put.deadline.limited)
+    streamed = not put.deadline.limited and not put.terms.want_nvme(put.namespace.terms)
+    stream: Stream | None = None
+
+    def ahead(connection: Connection) -> Verb[None]:
+        nonlocal stream
+        stream = Stream.of(connection, source) if streamed else None
+        if stream is not None and not put.throttled:
+            yield from stream.fill_ahead()
+
     try:
         reservation = yield from reserve(
-            *(core, put.namespace, part, source.sizes_bytes, put.before(start), wait_s, put.terms), meanwhile=ahead.copy
+            *(core, put.namespace, part, source.sizes_bytes, put.before(start), wait_s, put.terms), meanwhile=ahead
         )
         try:
             if put.deadline.limited:
                 yield from whole.fill(core, reservation, source, put.deadline)
+            elif stream is not None:
+                yield from streaming.put(core, reservation, stream)
             else:
-                yield from _fill(core, reservation, ahead)
+                yield from _fill(core, reservation, source)
         finally:
             put.settle(reservation, start)
         return reservation
     finally:
-        ahead.give_back()
+        if stream is not None:
+            stream.leave()
 
 
 def first_to_retry(core: Core, final: Sequence[Outcome]) -> int | None:
@@ -218,7 +189,7 @@ def first_to_retry(core: Core, final: Sequence[Outcome]) -> int | None:
     return next((i for i, each in enumerate(final) if each in (Outcome.THROTTLED, Outcome.NOT_DURABLE)), None)
 
 
-def _fill(core: Core, reservation: Reservation, ahead: _Ahead) -> Verb[None]:
+def _fill(core: Core, reservation: Reservation, source: memory.Place) -> Verb[None]:
     """Copy into staging and commit, batch by batch."""
     reserved = reservation.reserved
     if not reserved:
@@ -226,13 +197,11 @@ def _fill(core: Core, reservation: Reservation, ahead: _Ahead) -> Verb[None]:
     ring = reservation.ring
     in_flight = DURABLE_COMMITS_IN_FLIGHT if reservation.durable else COMMITS_IN_FLIGHT
     for indices in batches(reserved, reservation.sizes_bytes, ring):
-        batch = ahead.take(indices)
+        batch = yield from _room(core, reservation, indices)
         if batch is None:
-            batch = yield from _room(core, reservation, indices)
-            if batch is None:
-                reservation.abort(reservation.reserved, Outcome.THROTTLED)
-                break
-            yield from _copied(reservation, batch, ahead.source)
+            reservation.abort(reservation.reserved, Outcome.THROTTLED)
+            break
+        yield from _copied(reservation, batch, source)
         start_commit(reservation, batch)
         yield from collect(core, reservation, in_flight - 1)
     yield from collect(core, reservation, 0)

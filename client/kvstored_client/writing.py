@@ -72,6 +72,14 @@ class Reservation:
         """Indices of the blocks that still want their bytes."""
         return [i for i, each in enumerate(self.final) if each is Outcome.RESERVED]
 
+    def learn(self, indices: Sequence[int], packed: bytes) -> None:
+        """What became of these blocks, as the answer to their commit says."""
+        for i, each in zip(indices, outcomes(packed), strict=False):
+            self.final[i] = each
+            if each is Outcome.HIT:
+                self.stored += 1
+                self.stored_bytes += self.sizes_bytes[i]
+
     def settle(self) -> None:
         """Whatever is unfinished ends here: replies nobody waits for, slots nobody fills."""
         for ticket, _ in self.in_flight:
@@ -197,11 +205,7 @@ def collect(core: Core, reservation: Reservation, at_most: int) -> Verb[None]:
     while len(reservation.in_flight) > at_most:
         ticket, batch = reservation.in_flight.popleft()
         reply = yield from finish(reservation.connection, ticket, pb.CommitReply, limit_s)
-        for i, each in zip(batch.indices, outcomes(reply.outcomes), strict=False):
-            reservation.final[i] = each
-            if each is Outcome.HIT:
-                reservation.stored += 1
-                reservation.stored_bytes += reservation.sizes_bytes[i]
+        reservation.learn(batch.indices, reply.outcomes)
 
 
 def commit_all(core: Core, reservation: Reservation, parts: list[Batch], at_once: int) -> Verb[None]:

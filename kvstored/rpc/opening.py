@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from google.protobuf.message import Message
-from kvstored_proto import frames, page
+from kvstored_proto import frames, page, progress
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored import keys
@@ -69,6 +69,8 @@ async def open_session(context: Context, caller: Caller, request: pb.OpenSession
 
 def _features(context: Context, session: Session, asked: Sequence[str]) -> list[str]:
     granted = FEATURES if session.page is None else (*FEATURES, page.FEATURE)
+    if session.staging is not None and progress.AVAILABLE:
+        granted = (*granted, progress.FEATURE)
     if context.store.transfers is not None and session.caller.transport == "session":
         granted = (*granted, GPU_DESCRIPTORS)
     if context.store.transfers is not None:

@@ -232,8 +232,9 @@ def _reserve_reply(context: Context, reserved: Reserved) -> Message:
 
 def _commit(context: Context, session: Session, request: pb.CommitRequest) -> Reply:
     reservation = session.reservations.get(request.reservation_id)
+    progress_offset = request.progress_offset if request.streamed else None
     outcomes = context.store.commits.commit(
-        session, request.reservation_id, list(request.indices), list(request.staging_offsets)
+        session, request.reservation_id, list(request.indices), list(request.staging_offsets), progress_offset
     )
     if reservation is not None and reservation.at_end is not None:
         return _commit_hinted(context, reservation, outcomes)

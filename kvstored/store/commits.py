@@ -12,6 +12,8 @@ import ctypes
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
+from kvstored_proto.progress import ALIGN_BYTES, PROGRESS_BYTES, Taker
+
 from kvstored.catalog.catalog import DEAD, Entry, Space
 from kvstored.catalog.leases import Reservation, Session
 from kvstored.device import memory
@@ -22,7 +24,9 @@ from kvstored.keys import BLOCKS_PER_CALL_MAX
 from kvstored.lifetime import Lifetime
 from kvstored.store.outcomes import HIT, MISS, NOT_DURABLE
 from kvstored.store.parts import Parts
+from kvstored.store.streams import Copy, Stream, Streams
 from kvstored.store.writes import Reserved, Writes
+from kvstored.tiers.staging import Staging
 
 INLINE_COPY_BYTES: Final = 256 << 10  # less than this is copied at once: a thread would cost more
 MEASURED_COPY_BYTES: Final = 1 << 20  # smaller copies tell of threads, not of memory
@@ -31,7 +35,6 @@ THREAD_COPY_BYTES: Final = 2 << 20  # at least so much per thread
 WHOLE_COPY_BYTES: Final = 16 << 20
 
 T = TypeVar("T")
-Copy = tuple[int, int, int]  # destination, source, bytes
 
 
 async def in_copiers(
@@ -54,6 +57,13 @@ async def in_copiers(
     return [content_hash for job in jobs for content_hash in await job]
 
 
+def _progress(staging: Staging, offset: int) -> Taker:
+    """Where a client tells how far it is. Raises InvalidArgument."""
+    if offset % ALIGN_BYTES:
+        raise InvalidArgument(f"progress_offset is {offset}: a multiple of {ALIGN_BYTES} is needed")
+    return Taker(staging.address_of(offset, PROGRESS_BYTES))
+
+
 def _apart(work: Callable[[Sequence[T]], list[bytes]], piece: Sequence[T], index: int, count: int) -> list[bytes]:
     with apart(index, count):
         return work(piece)
@@ -69,15 +79,22 @@ class Commits:
         self._dram = parts.dram
         self._counters = parts.counters
         self._misses = Misses(parts)
+        self._streams = Streams(parts)
         # Set by the store, where it wants to know: blocks are readable that were not.
         self.on_put: Callable[[Space, Sequence[Entry]], None] | None = None
 
     def commit(
-        self, session: Session, reservation_id: int, indices: Sequence[int], offsets: Sequence[int]
+        self,
+        session: Session,
+        reservation_id: int,
+        indices: Sequence[int],
+        offsets: Sequence[int],
+        progress_offset: int | None = None,
     ) -> bytes | Awaitable[bytes]:
         """Copy blocks from staging into their slots and make them readable: HIT, or MISS where one was deleted.
 
         Of a durable reservation, when they are on NVMe too, or NOT_DURABLE; they are readable before.
+        `progress_offset`: as far as they are filled, which is told there (see `streams`); the others are MISS.
         """
         reservation = session.reservation(reservation_id)
         if len(indices) != len(offsets) or not 0 < len(indices) <= BLOCKS_PER_CALL_MAX:
@@ -90,12 +107,48 @@ class Commits:
                 session.staging.address_of(offset, entry.size_bytes)
                 for offset, entry in zip(offsets, entries, strict=True)
             ]
+            progress = None if progress_offset is None else _progress(session.staging, progress_offset)
         except InvalidArgument:
             reservation.open.update(zip(indices, entries, strict=True))
             raise
         address = self._dram.address
         copies = [(address(e.slot), source, e.size_bytes) for e, source in zip(entries, sources, strict=True)]
+        if progress is not None:
+            reservation.copying += 1
+            session.staging.hold()
+            return asyncio.shield(self._streamed(session, reservation, indices, entries, copies, progress))
         return self._copy(session, reservation, indices, entries, copies)
+
+    async def _streamed(
+        self,
+        session: Session,
+        reservation: Reservation,
+        indices: Sequence[int],
+        entries: Sequence[Entry],
+        copies: Sequence[Copy],
+        progress: Taker,
+    ) -> bytes:
+        outcomes = bytearray()
+
+        def copied(hashes: Sequence[bytes], seconds: float) -> None:
+            piece = slice(len(outcomes), len(outcomes) + len(hashes))
+            size_bytes = sum([size for _, _, size in copies[piece]])
+            if size_bytes >= MEASURED_COPY_BYTES:
+                self._parts.copies.note(size_bytes, seconds)
+            outcomes.extend(self._publish(session, reservation, indices[piece], entries[piece], hashes))
+
+        try:
+            await Stream(self._streams, progress, copies, lambda: session.ended, copied).run()
+        finally:
+            if session.staging is not None:
+                session.staging.unhold()
+            left = entries[len(outcomes) :]
+            outcomes.extend([MISS] * len(left))
+            if left:
+                self._writes.give_back(session, reservation, left)
+        if reservation.durable:
+            return await self._persisted(session, reservation, entries, outcomes)
+        return self._finish(session, reservation, outcomes)
 
     def _copy(
         self,

@@ -55,6 +55,8 @@ PLAIN = {
     "hash_bytes": HASH_BYTES,
     "indices": [0],
     "staging_offsets": [0],
+    "streamed": None,
+    "progress_offset": None,
     "block_bytes": 4096,
     "sizes_bytes": None,
     "durability": None,

@@ -6,6 +6,7 @@ sessions of it, and whether the daemon has NVMe and lets so little of its DRAM b
 
 import asyncio
 
+from kvstored_proto.progress import ENDED, PROGRESS_BYTES, Filler
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.catalog.leases import Caller
@@ -14,13 +15,15 @@ from kvstored.rpc import roles, uncancelled
 from kvstored.rpc.opening import open_session
 from kvstored.rpc.operations import OPERATIONS, number_of
 from kvstored.rpc.servicers import served
+from kvstored.store import streams
 from kvstored.store.outcomes import RESERVED
 from kvstored.testing.contract_client import ACME, ROOT
 from tests.fuzz.choices import mutated
-from tests.fuzz.service import BELOW, BLOCK_BYTES, LIMIT_BYTES, Both, opening, templates
+from tests.fuzz.service import BELOW, BLOCK_BYTES, LIMIT_BYTES, STAGING_BYTES, Both, opening, templates
 
 STEPS_MAX = 40
 FLUSH_S = 1.0
+PROGRESS_OFFSET = STAGING_BYTES - 4096
 TWO = 8  # bit of the first byte, beside BELOW
 # What an admin may do to a daemon that is to serve on.
 HARMLESS = {"Verify", "Flush", "Drain"}
@@ -32,6 +35,7 @@ LIMITS = [LIMIT_BYTES, 4 * BLOCK_BYTES, 2 * BLOCK_BYTES]  # the first is the one
 
 def make():
     """The target, over a daemon without NVMe (what is dropped there is dropped at once), and one with it."""
+    streams.IDLE_MAX_S = 0.002  # nobody fills what is streamed by chance
     return Both(_program)
 
 
@@ -97,6 +101,10 @@ async def _beside(context, session, name, choices):
         for chosen in [indices] if choices.byte() % 2 else [indices[:1], indices[1:]]:
             offsets = [index * BLOCK_BYTES for index in chosen]
             commit = pb.CommitRequest(reservation_id=reserved.reservation_id, indices=chosen, staging_offsets=offsets)
+            if choices.byte() % 2 and session.staging is not None and not session.ended:
+                commit.streamed, commit.progress_offset = True, PROGRESS_OFFSET
+                progress = Filler(session.staging.address_of(PROGRESS_OFFSET, PROGRESS_BYTES))
+                progress.fill(choices.of([len(chosen), ENDED, 1, 1 << 63]))
             await _step(context, session, "Commit", commit)
     elif name == SINK:
         parts = context.store.parts

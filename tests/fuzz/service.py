@@ -21,6 +21,7 @@ BLOCK_BYTES = 4096
 END_S = 60.0  # for all that a program started to come to its end
 BELOW = 16  # in the first byte of a program: for the daemon with NVMe
 LIMIT_BYTES = 12 * BLOCK_BYTES  # of its DRAM: so little that blocks move
+STAGING_BYTES = 1 << 16
 SMALL = {
     "dram": {"capacity_bytes": 256 * BLOCK_BYTES, "segment_bytes": 16 * BLOCK_BYTES},
     "tenants": [tenant(ACME, dram_limit_bytes=LIMIT_BYTES), tenant(ROOT, role="admin")],
@@ -215,4 +216,6 @@ def templates(names):
 
 def opening(who):
     """As a client opens a session, with all that there is to ask for."""
-    return opening_request(who, staging_bytes=1 << 16, features=["session_page", "groups", "prefetch", "durability"])
+    return opening_request(
+        who, staging_bytes=STAGING_BYTES, features=["session_page", "groups", "prefetch", "durability"]
+    )

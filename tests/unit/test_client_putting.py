@@ -1,4 +1,4 @@
-"""Batches that are copied while the reservation is under way: used where the guess was right, given back where not."""
+"""Puts in batches, as to a daemon that takes no streams: each block is copied once, and no room is left taken."""
 
 import time
 
@@ -12,8 +12,7 @@ BLOCKS = [bytes([i]) * SLOT_BYTES for i in range(1, 17)]
 
 
 @pytest.fixture
-def client(daemon, monkeypatch):
-    monkeypatch.setattr(putting, "AHEAD_FROM_BYTES", 1)
+def client(daemon):
     with Client(daemon.address, timeout_s=60.0, staging_bytes=16 * SLOT_BYTES) as made:
         yield made
 
@@ -36,34 +35,15 @@ def stored(client, hashes):
         return [bytes(block) for block in held]
 
 
-def test_the_first_batches_are_copied_before_the_answer_is_there(client, daemon, copied):
-    namespace = client.namespace(SPEC)
-    before = []
-    daemon.before_reply = {pb.OPERATION_COMMIT: lambda peer: before.append(len(copied))}
-    assert client.put(namespace, HASHES, BLOCKS).stored == 16
-    assert copied == [tuple(range(i, i + 4)) for i in range(0, 16, 4)], "each once"
-    assert before[0] >= putting.AHEAD_BATCHES
+def test_every_block_is_copied_once(client, copied):
+    assert client.put(client.namespace(SPEC), HASHES, BLOCKS).stored == 16
+    assert copied == [tuple(range(i, i + 4)) for i in range(0, 16, 4)]
     assert stored(client, HASHES) == BLOCKS
     assert client._core.connection.staging.free_bytes == 16 * SLOT_BYTES
 
 
-@pytest.mark.parametrize(("blocks", "ahead"), [(7, 0), (8, 1), (16, 2)])
-def test_no_more_is_copied_ahead_than_a_put_is_worth(client, daemon, copied, monkeypatch, blocks, ahead):
-    monkeypatch.setattr(putting, "AHEAD_FROM_BYTES", 8 * SLOT_BYTES)
-    before, real = [], writing.finish
-
-    def finish(connection, ticket, reply_type, limit_s):
-        if reply_type is pb.ReserveReply:  # what is done meanwhile is done
-            before.append(len(copied))
-        return real(connection, ticket, reply_type, limit_s)
-
-    monkeypatch.setattr(writing, "finish", finish)
-    assert client.put(client.namespace(SPEC), HASHES[:blocks], BLOCKS[:blocks]).stored == blocks
-    assert before == [ahead]
-
-
 @pytest.mark.parametrize("there", [slice(0, 1), slice(2, 3), slice(5, 7), slice(0, 16)])
-def test_what_was_copied_for_nothing_takes_no_room(client, daemon, there):
+def test_what_is_there_already_takes_no_room(client, daemon, there):
     namespace = client.namespace(SPEC)
     client.put(namespace, HASHES[there], BLOCKS[there])
     result = client.put(namespace, HASHES, BLOCKS)
@@ -78,10 +58,10 @@ def test_a_refused_reservation_gives_its_room_back(client, daemon):
     assert client._core.connection.staging.free_bytes == 16 * SLOT_BYTES
 
 
-def test_nothing_is_copied_on_a_guess_once_the_daemon_was_short_of_room(client, daemon, copied):
+def test_nothing_is_copied_before_there_is_room_for_it(client, daemon, copied):
     daemon.throttle_reserves = 3
     assert client.put(client.namespace(SPEC), HASHES[:4], BLOCKS[:4], wait_s=60.0).stored == 4
-    assert copied == [(0, 1, 2, 3)] * 2, "once for the first answer, once for the last"
+    assert copied == [(0, 1, 2, 3)]
 
 
 def test_a_source_that_fails_in_a_copy_leaves_no_reservation(client, daemon, monkeypatch):

@@ -600,14 +600,18 @@ class ReserveReply(_message.Message):
     def __init__(self, boot_id: _Optional[int] = ..., reservation_id: _Optional[int] = ..., outcomes: _Optional[bytes] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("reservation_id", "indices", "staging_offsets")
+    __slots__ = ("reservation_id", "indices", "staging_offsets", "streamed", "progress_offset")
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     STAGING_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    STREAMED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_OFFSET_FIELD_NUMBER: _ClassVar[int]
     reservation_id: int
     indices: _containers.RepeatedScalarFieldContainer[int]
     staging_offsets: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, reservation_id: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ..., staging_offsets: _Optional[_Iterable[int]] = ...) -> None: ...
+    streamed: bool
+    progress_offset: int
+    def __init__(self, reservation_id: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ..., staging_offsets: _Optional[_Iterable[int]] = ..., streamed: bool = ..., progress_offset: _Optional[int] = ...) -> None: ...
 
 class CommitReply(_message.Message):
     __slots__ = ("boot_id", "outcomes")
