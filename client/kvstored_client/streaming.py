@@ -21,8 +21,9 @@ from kvstored_client.core import Core
 from kvstored_client.effects import Verb, Work, finish
 from kvstored_client.results import Outcome
 from kvstored_client.staging import ALIGN_BYTES, Region, StagingRing, aligned
-from kvstored_client.writing import BATCH_BYTES, Reservation
+from kvstored_client.writing import Reservation
 
+STREAM_FROM_BYTES = 4 << 20  # less is put at once: nothing of it would overlap
 WINDOW_BYTES: Final = 8 << 20  # of places: they stay in the cache that all CPUs share
 # The daemon is told of a block when some more are filled after it, 2 MiB mostly. To read what is in the own cache of
 # the CPU that fills is slow, for both: without this, most puts of 256 MiB took 25 ms instead of 18 (a copy takes 12).
@@ -66,7 +67,7 @@ class Stream:
     def of(cls, connection: Connection, source: memory.Place) -> Self | None:
         """For these blocks; None where they are too few, or too large, or there is no room in the ring now."""
         ring, sizes_bytes = connection.staging, source.sizes_bytes
-        if ring is None or progress.FEATURE not in connection.opened.features or sum(sizes_bytes) <= BATCH_BYTES:
+        if ring is None or progress.FEATURE not in connection.opened.features or sum(sizes_bytes) <= STREAM_FROM_BYTES:
             return None
         stride = aligned(max(sizes_bytes))
         most_bytes = ring.size_bytes // RING_PART

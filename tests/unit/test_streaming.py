@@ -9,7 +9,6 @@ from kvstored_client import streaming
 from kvstored_client.buffers import spans_of
 from kvstored_client.staging import ALIGN_BYTES, StagingRing
 from kvstored_client.streaming import Stream
-from kvstored_client.writing import BATCH_BYTES
 from kvstored_proto import progress
 from kvstored_proto.progress import Taker
 
@@ -152,7 +151,9 @@ def test_who_leaves_before_the_answer_ends_the_stream(ring, connection):
 
 
 @pytest.mark.parametrize(
-    ("count", "size"), [(1, MIB), (8, BATCH_BYTES // 8), (4, RING_BYTES // 16 + 1)], ids=["few", "little", "too large"]
+    ("count", "size"),
+    [(1, MIB), (8, streaming.STREAM_FROM_BYTES // 8), (4, RING_BYTES // 16 + 1)],
+    ids=["few", "little", "too large"],
 )
 def test_what_is_little_or_too_large_is_not_streamed(ring, connection, count, size):
     blocks = [bytearray(size)] * count
