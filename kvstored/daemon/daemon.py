@@ -244,6 +244,7 @@ class Daemon:
         self._warm.freeze()
         self._sessions.close()
         await self._warm.stop()
+        await self.context.store.commits.streamed()
         if self.context.keys is not None:
             await self.context.keys.stop()
         if parts.gpus is not None and self.context.store.transfers is not None:

@@ -138,7 +138,8 @@ class Commits:
             outcomes.extend(self._publish(session, reservation, indices[piece], entries[piece], hashes))
 
         try:
-            await Stream(self._streams, progress, copies, lambda: session.ended, copied).run()
+            stream = Stream(self._streams, progress, copies, lambda: session.ended, copied)
+            await self._streams.tasks.keep(stream.run())
         finally:
             if session.staging is not None:
                 session.staging.unhold()
@@ -238,6 +239,10 @@ class Commits:
         reservation.copying -= 1
         self._writes.settle(session, reservation)
         return bytes(outcomes)
+
+    async def streamed(self) -> None:
+        """When no streamed commit is under way: soon, where all sessions have ended."""
+        await self._streams.tasks.drained()
 
     # ---- by others ----
 

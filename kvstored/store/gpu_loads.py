@@ -16,7 +16,8 @@ from kvstored.store.answers import Held
 from kvstored.store.outcomes import HIT, MISS
 from kvstored.store.parts import Parts
 from kvstored.store.reads import Reads
-from kvstored.store.registrations import Rows, Tasks
+from kvstored.store.registrations import Rows
+from kvstored.store.tasks import Tasks
 from kvstored.store.transfer_marks import LayersTold, Under
 from kvstored.tiers.gpu import Gpus, How, Registration
 

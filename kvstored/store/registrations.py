@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from array import array
-from collections.abc import Awaitable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -15,6 +14,7 @@ from kvstored.device.worker_messages import Region
 from kvstored.errors import InvalidArgument, LimitExceeded, NotFound
 from kvstored.store.copied_by_engines import CopiedByEngines, explained
 from kvstored.store.offers import DESCRIPTORS_MAX, Descriptors, Offers
+from kvstored.store.tasks import Tasks
 from kvstored.tiers.gpu import Gpus, Registration
 
 REGISTRATIONS_MAX: Final = 64  # of one session
@@ -23,30 +23,6 @@ REGIONS_MAX: Final = 4096
 LAYERS_MAX: Final = 4096
 SPAN_BYTES_MAX: Final = 1 << 48
 ID_BYTES: Final = 4
-T = TypeVar("T")
-
-
-class Tasks:
-    """Work that goes on whoever stops waiting for it."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Future[Any]] = set()
-
-    def keep(self, work: Awaitable[T]) -> asyncio.Future[T]:
-        """Let it run, whoever waits."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def to_its_end(self, work: Awaitable[T]) -> T:
-        """Wait for it; a caller that is cancelled does not end it."""
-        return await asyncio.shield(self.keep(work))
-
-    async def drained(self) -> None:
-        """When nothing of it runs any more."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
 
 
 class Rows(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from kvstored_proto.progress import ENDED, Taker
 
 from kvstored.device import memory
 from kvstored.store.parts import Parts
+from kvstored.store.tasks import Tasks
 
 Copy = tuple[int, int, int]  # destination, source, bytes
 Copied = Callable[[list[bytes], float], None]  # content hashes of the next blocks, and the seconds of copying them
@@ -30,12 +31,13 @@ IDLE_MAX_S = 10.0  # who fills nothing for so long will not go on
 
 
 class Streams:
-    """How many of them want a copier thread."""
+    """All that are under way, and how many of them want a copier thread."""
 
     def __init__(self, parts: Parts) -> None:
         self._copiers = parts.copiers
         self._threads = parts.copy_threads
         self._wanting = 0
+        self.tasks = Tasks()
 
     @property
     def crowded(self) -> bool:
@@ -77,7 +79,7 @@ class Stream:
     async def run(self) -> None:
         """Until all is copied, or the client ends it or has paused for too long. Not to be cancelled."""
         pause_s, idle_s = PAUSE_MIN_S, 0.0
-        while not self._over and idle_s < IDLE_MAX_S:
+        while not self._over and not self._stopped() and idle_s < IDLE_MAX_S:
             before = self._position
             worthwhile = await self._streams.in_thread(self._turn)
             if worthwhile or self._over:

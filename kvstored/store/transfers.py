@@ -23,7 +23,8 @@ from kvstored.store.hashes_behind import HashesBehind
 from kvstored.store.outcomes import HIT, NOT_DURABLE
 from kvstored.store.parts import Parts
 from kvstored.store.reads import Reads
-from kvstored.store.registrations import Registrations, Rows, Tasks
+from kvstored.store.registrations import Registrations, Rows
+from kvstored.store.tasks import Tasks
 from kvstored.store.transfer_marks import LayersTold, Terms, Under, UnderWay
 from kvstored.store.writes import Reserved, Writes
 from kvstored.tiers.gpu import Gpus, How, Registration, Runs

@@ -194,3 +194,18 @@ async def test_progress_outside_of_staging_is_refused_and_nothing_is_lost(connec
     assert refused.value.code == INVALID_ARGUMENT
     reply = await client.call("Commit", streamed.request(streamed=False))
     assert reply.outcomes == bytes([HIT] * COUNT)
+
+
+async def test_a_daemon_that_stops_waits_for_a_stream_that_pauses(tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "PAUSE_MIN_S", 0.5)
+    async with serving(tmp_path, SETTINGS) as daemon:
+        path = str(daemon.config.server.session_socket)
+        request = opening_request(ACME, features=[FEATURE], staging_bytes=STAGING_BYTES)
+        client = await SocketClient.connect(path, request)
+        streamed = await Streamed.begun(client)
+        await streamed.fill(2)
+        tasks = daemon.context.store.commits._streams.tasks
+        assert tasks._tasks
+    assert not tasks._tasks
+    with pytest.raises(ConnectionEnded):
+        await streamed.committing

@@ -13,7 +13,8 @@ from kvstored.errors import DeviceError, InvalidArgument
 from kvstored.store import gpu_loads
 from kvstored.store.gpu_loads import Loads
 from kvstored.store.outcomes import HIT, MISS
-from kvstored.store.registrations import Rows, Tasks
+from kvstored.store.registrations import Rows
+from kvstored.store.tasks import Tasks
 from kvstored.store.transfer_marks import CANCELLED, ENDED, NO_MORE_LAYERS, Terms, UnderWay
 from kvstored.store.transfers import Transfers
 from kvstored.testing.memory_tier import MemoryTier
