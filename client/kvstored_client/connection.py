@@ -56,6 +56,7 @@ class Connection:
         self.namespaces: dict[tuple[bytes, Terms], pb.OpenNamespaceReply] = {}
         self.frames_received = 0
         self.late_replies = 0
+        self.staging_wipes = 0  # how often the daemon has made zeros of the ring, as it said last
         self.before_close: Callable[[], None] | None = None  # the event loop stops watching
         self.want_write: Callable[[], None] | None = None  # called when the socket takes no more for now
         self.carrier: dialing.Carrier | None = None  # of a session without shared memory: what carries it

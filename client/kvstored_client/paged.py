@@ -278,6 +278,8 @@ def _evenly(targets: Sequence[int], first: int) -> tuple[int, int]:
     if first + 1 == len(targets):
         return first + 1, 0
     stride = targets[first + 1] - targets[first]
+    if stride <= 0:
+        return first + 1, 0
     end = first + 2
     while end < len(targets) and targets[end] - targets[end - 1] == stride:
         end += 1

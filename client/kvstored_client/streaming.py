@@ -54,7 +54,8 @@ class Stream:
         self._connection, self._ring, self._source = connection, ring, source
         self._mapping = ring.mapping  # stays mapped as long as this is used
         self._regions = [region]  # until it is given back, which several threads may be about to do
-        self._answered, self._left = True, False
+        self._sent = self._answered = self._left = False
+        self._wipes = connection.staging_wipes  # as far as is known here
         self.progress_offset = region.offset
         self._places = range(region.offset + ALIGN_BYTES, region.offset + region.size_bytes, stride)
         self._lag = len(self._places) // LAG_PART
@@ -88,12 +89,16 @@ class Stream:
         until = min(len(self._places), len(self._blocks))
         yield Work(partial(self._fill, until, 0.0), self._bytes(0, until))
 
-    def begin(self, blocks: Sequence[int]) -> None:
-        """These are wanted; what was filled counts where it is of the first of them."""
-        if list(self._blocks[: self.filled]) != list(blocks[: self.filled]):
+    def begin(self, blocks: Sequence[int], wipes: int) -> None:
+        """These are wanted; what was filled counts where it is of the first of them, and the ring was not wiped since.
+
+        `wipes`: how often it was, as the answer to the reservation says.
+        """
+        if wipes != self._wipes or list(self._blocks[: self.filled]) != list(blocks[: self.filled]):
             self._filler.reset()
             self.filled = 0
         self._blocks = blocks
+        self._tell()
 
     @property
     def offsets(self) -> list[int]:
@@ -117,14 +122,18 @@ class Stream:
     def _fill(self, until: int, patience_s: float) -> bool:
         places = self._places
         while self.filled < until:
-            end = min(until, self.filled + self._group)
+            round_end = (self.filled // len(places) + 1) * len(places)  # the places of a group follow one another
+            end = min(until, self.filled + self._group, round_end)
             if not self._room(end - len(places), patience_s):
                 return False
             targets = [self._mapping.address + places[i % len(places)] for i in range(self.filled, end)]
             self._source.read(self._blocks[self.filled : end], targets)
             self.filled = end
-            self._filler.fill(end if end == len(self._blocks) else max(0, end - self._lag))
+            self._tell()
         return True
+
+    def _tell(self) -> None:
+        self._filler.fill(self.filled if self.filled == len(self._blocks) else max(0, self.filled - self._lag))
 
     def _room(self, needed: int, patience_s: float) -> bool:
         """Wait until so many blocks are taken. False: not one was for so long, or the daemon is gone."""
@@ -132,7 +141,7 @@ class Stream:
         while taken < needed:
             now_s = time.monotonic()
             give_up_s = give_up_s or now_s + patience_s
-            if now_s >= give_up_s or not self._connection.alive():
+            if self._answered or now_s >= give_up_s or not self._connection.alive():
                 return False
             self._filler.wait(taken, min(LOOK_S, give_up_s - now_s))
             before, taken = taken, self._filler.taken()
@@ -142,11 +151,12 @@ class Stream:
 
     def end(self) -> None:
         """Nothing more is to be taken."""
-        self._filler.end()
+        if self._connection.error is None:  # a forked child has no ring
+            self._filler.end()
 
     def sent(self) -> Callable[[], None]:
         """The places are the daemon's too from now on, until the result is called: it has answered."""
-        self._answered = False
+        self._sent = True
         return self._settled
 
     def _settled(self) -> None:
@@ -156,10 +166,10 @@ class Stream:
 
     def leave(self) -> None:
         """Nothing of it is used here any more: the places go back once the daemon has answered, or now."""
-        if not self._answered:
+        if self._sent and not self._answered:
             self.end()
         self._left = True
-        if self._answered:
+        if self._answered or not self._sent:
             self._give_back()
 
     def _give_back(self) -> None:
@@ -172,7 +182,7 @@ def put(core: Core, reservation: Reservation, stream: Stream) -> Verb[None]:
     reserved, connection = reservation.reserved, reservation.connection
     if not reserved:
         return
-    stream.begin(reserved)
+    stream.begin(reserved, reservation.staging_wipes)
     request = pb.CommitRequest(
         reservation_id=reservation.reservation_id,
         indices=reserved,
@@ -180,7 +190,13 @@ def put(core: Core, reservation: Reservation, stream: Stream) -> Verb[None]:
         streamed=True,
         progress_offset=stream.progress_offset,
     )
-    ticket = connection.start(pb.OPERATION_COMMIT, request, settled=stream.sent())
+    settled = stream.sent()
+    try:
+        ticket = connection.start(pb.OPERATION_COMMIT, request, settled=settled)
+    except BaseException:
+        if connection.error is None:  # it was not sent, and nobody will answer
+            settled()
+        raise
     for i in reserved:
         reservation.final[i] = Outcome.MISS  # until the reply says otherwise
     try:

@@ -56,6 +56,7 @@ class Reservation:
     final: list[Outcome]
     retry_after_s: float = 0.0
     durable: bool = False
+    staging_wipes: int = 0  # how often the ring had been made zeros when this was answered
     stored: int = 0
     stored_bytes: int = 0
     in_flight: deque[tuple[Ticket, Batch]] = field(default_factory=deque)
@@ -154,8 +155,10 @@ def reserve(
     if len(reply.outcomes) != hashes.length:
         _abort_late(connection, reply.SerializeToString())
         raise Unavailable(f"{len(reply.outcomes)} outcomes for {hashes.length} blocks")
+    connection.staging_wipes = reply.staging_wipes
     final, retry_after_s = outcomes(reply.outcomes), reply.retry_after_ms / 1000.0
-    return Reservation(connection, reply.reservation_id, sizes_bytes, final, retry_after_s, durable)
+    wipes = reply.staging_wipes
+    return Reservation(connection, reply.reservation_id, sizes_bytes, final, retry_after_s, durable, wipes)
 
 
 def _abort_late(connection: Connection, body: bytes) -> None:

@@ -8,12 +8,15 @@ of the time of a get of 512 blocks.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 if TYPE_CHECKING:
     from kvstored.catalog.spaces import Entry
+
+
+KNOWN_BLOCKS_MAX: Final = 1024  # in a run, as many as a session remembers hashes of
 
 
 class Places(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from kvstored.catalog.catalog import Entry, Space
+from kvstored.catalog.known import KNOWN_BLOCKS_MAX
 from kvstored.errors import InvalidArgument, LimitExceeded, NotFound, PermissionDenied, SessionEnded
 from kvstored.keys import split_hashes
 from kvstored.lifetime import Lifetime
@@ -23,7 +24,6 @@ from kvstored.tiers.staging import Staging
 
 ID_BYTES: Final = 16
 ADMIN_SESSIONS: Final = 8  # beyond `max_sessions`, or who fills that could not be stopped by anybody
-REMEMBERED_BLOCKS_MAX: Final = 1024  # of a session's last call, some 100 KB
 BOOT_SHIFT: Final = 40  # so many bits number the leases of one boot
 
 
@@ -114,6 +114,7 @@ class Session:
         self.reserved_bytes = 0
         self.exposed: set[int] = set()  # segments whose descriptor it has
         self.wiping = False  # its staging is being made zeros: nothing may be put into it
+        self.wipes = 0  # how often it was
         self.on_settled: Callable[[], None] | None = None  # it has ended; called when no reservation of it is left
         # Set by a transport that answers a call in the turn in which it is served: takes what is to be done as soon as
         # the answer has gone, before anything else runs. None: nothing waits for that.
@@ -163,7 +164,7 @@ class Session:
         before, hashes = self._asked
         if not hashes or packed != before or len(hashes[0]) != hash_bytes:
             hashes = tuple(split_hashes(packed, hash_bytes))
-            self._asked = (packed, hashes) if len(hashes) <= REMEMBERED_BLOCKS_MAX else (b"", ())
+            self._asked = (packed, hashes) if len(hashes) <= KNOWN_BLOCKS_MAX else (b"", ())
         return hashes
 
     def reservation(self, reservation_id: int) -> Reservation:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
-from kvstored.catalog.known import KnownRun
+from kvstored.catalog.known import KNOWN_BLOCKS_MAX, KnownRun
 from kvstored.catalog.timers import Timers
 from kvstored.keys import Namespace
 from kvstored.lifetime import Expiry
@@ -132,7 +132,8 @@ class Space:
                 run.append(entry)
         if self.unready:
             del run[ready_length(run) :]
-        if len(run) == len(hashes) and isinstance(hashes, tuple):  # a list could be another by the next call
+        # A list could be another by the next call; and what is remembered is bounded by what is stored.
+        if len(run) == len(hashes) <= min(len(entries), KNOWN_BLOCKS_MAX) and isinstance(hashes, tuple):
             self.known = KnownRun(hashes, run)
         return run
 

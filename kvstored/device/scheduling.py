@@ -66,8 +66,10 @@ def apart(index: int, count: int) -> Iterator[None]:
     milliseconds (on two CPUs a commit took a tenth longer so). Where there are too few CPUs, or it is refused, they
     run where they are put.
     """
-    allowed = os.sched_getaffinity(0)
-    share = sorted(allowed)[index::count] if len(allowed) >= count else []
+    # What the main thread may use, which stays as it is: who once had CPUs of its own does not get others that come.
+    allowed = os.sched_getaffinity(os.getpid())
+    own = threading.get_native_id() != os.getpid() and len(allowed) >= count
+    share = sorted(allowed)[index::count] if own else []
     if share:
         with suppress(OSError):  # a seccomp filter, or CPUs that were taken away this instant
             os.sched_setaffinity(0, share)
@@ -76,4 +78,4 @@ def apart(index: int, count: int) -> Iterator[None]:
     finally:
         if share:
             with suppress(OSError):
-                os.sched_setaffinity(0, allowed)
+                os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))

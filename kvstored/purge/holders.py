@@ -139,8 +139,9 @@ class Holders:
     async def wipe_staging(self, sessions: Iterable[Session]) -> None:
         """Make zeros of the staging of sessions, between two puts; who is putting at the deadline is ended.
 
-        A client writes there between the answer to its reservation and its commit, and at no other time. One that
-        does otherwise keeps its own bytes in its own memory, which goes with its session.
+        A client commits only what it wrote there after the answer to its reservation, or before it where the answer
+        says that the ring was not made zeros meanwhile. What else it writes are its own bytes in its own memory, which
+        goes with its session.
         """
         for session in sessions:
             while session.reservations and not session.ended:
@@ -157,6 +158,7 @@ class Holders:
                 await self._parts.dram.calls.to_its_end(asyncio.to_thread(staging.zero))
             finally:
                 staging.unhold()
+                session.wipes += 1
                 session.wiping = False
             self._receipt.staging_zeroed_bytes += staging.size_bytes
 

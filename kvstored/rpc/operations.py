@@ -198,8 +198,8 @@ def _reserve(context: Context, session: Session, request: pb.ReserveRequest) -> 
             context, session, reserved, partial(context.store.hints.hint, session, space, hashes, wish)
         )
     if isinstance(reserved, Reserved):
-        return _reserve_reply(context, reserved)
-    return _map(reserved, lambda later: _reserve_reply(context, later))
+        return _reserve_reply(context, session, reserved)
+    return _map(reserved, lambda later: _reserve_reply(context, session, later))
 
 
 async def _reserve_hinted(
@@ -212,7 +212,7 @@ async def _reserve_hinted(
         reservation.at_end = hint
     elif HIT in reserved.outcomes:
         await hint()
-    return _reserve_reply(context, reserved)
+    return _reserve_reply(context, session, reserved)
 
 
 def _sizes(request: pb.ReserveRequest, count: int) -> Sequence[int]:
@@ -221,12 +221,13 @@ def _sizes(request: pb.ReserveRequest, count: int) -> Sequence[int]:
     return list(request.sizes_bytes) if request.sizes_bytes else [request.block_bytes] * count
 
 
-def _reserve_reply(context: Context, reserved: Reserved) -> Message:
+def _reserve_reply(context: Context, session: Session, reserved: Reserved) -> Message:
     return pb.ReserveReply(
         boot_id=context.boot_id,
         reservation_id=reserved.reservation_id,
         outcomes=bytes(reserved.outcomes),
         retry_after_ms=reserved.retry_after_ms,
+        staging_wipes=session.wipes,
     )
 
 

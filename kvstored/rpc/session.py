@@ -110,7 +110,10 @@ class Connection:
         for _ in range(FRAMES_PER_TURN):
             if not self._backlog or self._closed or self._at_limit() or not self._released():
                 break
+            under_way = len(self._tasks)
             self._serve(self._backlog.popleft())
+            if len(self._tasks) > under_way:
+                break  # what takes longer begins, in its thread too, before the next frame is looked at
         if self._closed:
             return
         if self._backlog and not self._at_limit():

@@ -128,25 +128,28 @@ class Commits:
         copies: Sequence[Copy],
         progress: Taker,
     ) -> bytes:
-        outcomes = bytearray()
+        outcomes, position = bytearray([MISS]) * len(entries), 0
 
         def copied(hashes: Sequence[bytes], seconds: float) -> None:
-            piece = slice(len(outcomes), len(outcomes) + len(hashes))
+            nonlocal position
+            piece = slice(position, position + len(hashes))
+            position = piece.stop  # whatever fails here: what follows are the next blocks
             size_bytes = sum([size for _, _, size in copies[piece]])
             if size_bytes >= MEASURED_COPY_BYTES:
                 self._parts.copies.note(size_bytes, seconds)
-            outcomes.extend(self._publish(session, reservation, indices[piece], entries[piece], hashes))
+            outcomes[piece] = self._publish(session, reservation, indices[piece], entries[piece], hashes)
 
+        ended = False
         try:
             stream = Stream(self._streams, progress, copies, lambda: session.ended, copied)
             await self._streams.tasks.keep(stream.run())
+            ended = True
         finally:
             if session.staging is not None:
                 session.staging.unhold()
-            left = entries[len(outcomes) :]
-            outcomes.extend([MISS] * len(left))
-            if left:
-                self._writes.give_back(session, reservation, left)
+            reservation.copying -= not ended
+            left = [entry for index, entry in zip(indices, entries, strict=True) if index not in reservation.done]
+            self._writes.give_back(session, reservation, left)
         if reservation.durable:
             return await self._persisted(session, reservation, entries, outcomes)
         return self._finish(session, reservation, outcomes)

@@ -27,6 +27,7 @@ SLEEP_S: Final = 0.0005  # until the next block is filled; a client that goes on
 WORTHWHILE: Final = 1 / 8  # of a turn is copying
 PAUSE_MIN_S: Final = 0.001  # between turns of which the last was not
 PAUSE_MAX_S: Final = 0.05
+STREAMS_AWAKE: Final = 16  # of more than these each pauses longer, or those of which nothing comes would keep the loop
 IDLE_MAX_S = 10.0  # who fills nothing for so long will not go on
 
 
@@ -85,8 +86,9 @@ class Stream:
             if worthwhile or self._over:
                 pause_s, idle_s = PAUSE_MIN_S, 0.0
                 continue
-            idle_s = idle_s + pause_s if self._position == before else 0.0
-            await asyncio.sleep(pause_s)
+            sleep_s = pause_s * max(1.0, len(self._streams.tasks) / STREAMS_AWAKE)
+            idle_s = idle_s + sleep_s if self._position == before else 0.0
+            await asyncio.sleep(sleep_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     # ---- in a copier thread ----

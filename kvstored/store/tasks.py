@@ -15,6 +15,9 @@ class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Future[Any]] = set()
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def keep(self, work: Awaitable[T]) -> asyncio.Future[T]:
         """Let it run, whoever waits."""
         task = asyncio.ensure_future(work)

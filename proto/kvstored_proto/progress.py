@@ -30,7 +30,8 @@ ENDED: Final = (1 << 64) - 1
 _FILLED, _CLIENT_SLEEPS, _TAKEN, _DAEMON_SLEEPS = 0, 1, 8, 9  # in words
 _WORD_BYTES: Final = 8
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # between processes
-_NUMBER: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+# Where stores are seen in the order in which they were made. Elsewhere a count may be seen before its block.
+_NUMBER: Final = {"x86_64": 202}.get(platform.machine())
 _TIMESPEC: Final = struct.Struct("=qq")
 # Words are read and compared by their lower half, which comes first only here.
 AVAILABLE: Final = _NUMBER is not None and sys.byteorder == "little" and sys.platform == "linux"

@@ -8,6 +8,7 @@ from kvstored_proto.progress import ALIGN_BYTES, FEATURE, PROGRESS_BYTES, Filler
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.store import streams
+from kvstored.store.commits import Commits
 from kvstored.store.outcomes import HIT, MISS, PENDING, RESERVED
 from kvstored.testing.contract import SETTINGS
 from kvstored.testing.contract_client import (
@@ -194,6 +195,44 @@ async def test_progress_outside_of_staging_is_refused_and_nothing_is_lost(connec
     assert refused.value.code == INVALID_ARGUMENT
     reply = await client.call("Commit", streamed.request(streamed=False))
     assert reply.outcomes == bytes([HIT] * COUNT)
+
+
+async def test_a_copier_that_fails_leaves_nothing_reserved(connect, daemon, monkeypatch):
+    def fails(stream):
+        raise MemoryError
+
+    monkeypatch.setattr(streams.Stream, "_turn", fails)
+    client = await connect()
+    streamed = await Streamed.begun(client)
+    with pytest.raises(CallFailed):
+        await streamed.committing
+    assert not daemon.context.store.held()["reservations"]
+    assert await contains(client, streamed.namespace, streamed.blocks) == bytes([MISS] * COUNT)
+
+
+async def test_a_piece_that_could_not_be_taken_over_is_a_miss_and_the_next_ones_have_their_own_hashes(
+    connect, monkeypatch
+):
+    publish, failed = Commits._publish, []
+
+    def fails_once(self, *arguments):
+        if not failed:
+            failed.append(True)
+            raise MemoryError
+        return publish(self, *arguments)
+
+    monkeypatch.setattr(Commits, "_publish", fails_once)
+    monkeypatch.setattr(streams, "PIECE_BLOCKS", 2)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    client = await connect()
+    streamed = await Streamed.begun(client)
+    await streamed.fill(COUNT)
+    outcomes = await streamed.outcomes()
+    missed = outcomes.count(MISS)
+    assert missed in (1, 2)
+    assert outcomes == bytes([MISS] * missed + [HIT] * (COUNT - missed))
+    rest = streamed.blocks[missed:]
+    assert await client.read(streamed.namespace, hashes_of(rest)) == [block.data for block in rest]
 
 
 async def test_a_daemon_that_stops_waits_for_a_stream_that_pauses(tmp_path, monkeypatch):

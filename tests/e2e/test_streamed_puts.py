@@ -3,13 +3,18 @@
 import asyncio
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from kvstored_client import AsyncClient, Client, NamespaceSpec, Outcome
+from kvstored_client.paged import PagedKV
 from kvstored_client.streaming import Stream
 from kvstored_proto import progress
 
+from kvstored.device import memory
+from kvstored.purge.holders import Holders
+from kvstored.testing.daemon_in_loop import serving
 from kvstored.testing.daemon_process import DaemonProcess
 from kvstored.testing.waiting import until
 from tests.e2e.raw_client import eventually
@@ -105,6 +110,56 @@ def test_only_what_is_not_stored_yet_is_filled(client):
     assert (copy == data).all()
     check_all_given_back(client)
     client.delete(namespace, hashes)
+
+
+def test_exactly_what_was_filled_on_a_guess_is_stored_without_a_wait(client):
+    namespace, hashes, data = chain_of(client, "exact", 48)
+    assert client.put(namespace, hashes[16:], data[16:], parent=hashes[15], wait_s=60.0).stored == 32
+    result = client.put(namespace, hashes, data, wait_s=60.0)
+    assert (result.stored, result.existing, result.error) == (16, 32, None)
+    check_all_given_back(client)
+    client.delete(namespace, hashes)
+
+
+def test_blocks_of_a_paged_memory_of_any_size_are_streamed(client):
+    namespace, hashes, data = chain_of(client, "paged", 300, 84 << 10)
+    kv = PagedKV([data.copy()])
+    assert client.put(namespace, hashes, kv.at(range(300)), wait_s=60.0).stored == 300
+    copy = np.zeros_like(data)
+    assert client.get_into(namespace, hashes, copy) == 300
+    assert (copy == data).all()
+    client.delete(namespace, hashes)
+
+
+async def test_what_was_filled_on_a_guess_is_filled_anew_where_the_ring_was_wiped(tmp_path, monkeypatch):
+    mib = {"huge_pages": "never", "lock": "never", "segment_bytes": 8 * MIB}
+    settings = {"dram": {"capacity_bytes": 64 * MIB, **mib}, "limits": {"staging_bytes_per_session": 32 * MIB}}
+    async with serving(tmp_path, settings, nvme=True) as daemon:
+        store = daemon.context.store
+        address = f"unix:{daemon.config.server.session_socket}"
+        async with AsyncClient(address, staging_bytes=32 * MIB, timeout_s=60.0, connect_timeout_s=60.0) as client:
+            namespace, hashes, data = chain_of(client, "wiped", 32)
+            await client.open(namespace)
+            asked, wiped, records = asyncio.Event(), asyncio.Event(), type(store.parts.below).records
+
+            async def slowly(below, space, wanted):
+                asked.set()
+                await wiped.wait()
+                return await records(below, space, wanted)
+
+            monkeypatch.setattr(type(store.parts.below), "records", slowly)
+            putting = asyncio.ensure_future(client.put(namespace, hashes, data, wait_s=60.0))
+            await asked.wait()
+            (session,) = [each for each in store.parts.sessions if each.staging]
+            progressed = memory.view(session.staging.address_of(0, 8), 8)
+            await until(lambda: any(progressed))  # the guess is being filled
+            progressed.release()
+            await Holders(store, SimpleNamespace(staging_zeroed_bytes=0)).wipe_staging([session])
+            wiped.set()
+            assert (await putting).stored == 32
+            copy = np.zeros_like(data)
+            assert await client.get_into(namespace, hashes, copy, wait_s=60.0) == 32
+            assert (copy == data).all()
 
 
 async def test_the_asyncio_client_streams_too(daemon, in_the_middle):

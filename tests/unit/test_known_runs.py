@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from kvstored.catalog import spaces
 from kvstored.errors import InvalidArgument
 from kvstored.store.outcomes import HIT
 from kvstored.testing.node import Node, chain
@@ -94,3 +95,13 @@ async def test_a_session_that_asks_for_the_same_again_asks_with_the_same_hashes(
         assert session.hashes_asked(packed, 16) is hashes
         assert session.hashes_asked(packed, 32) == (packed[:32], packed[32:])
         assert session.hashes_asked(packed[:32], 16) == hashes[:2]
+
+
+async def test_no_more_is_remembered_than_is_stored_or_a_session_would_ask_for_again(monkeypatch):
+    async with Node() as node:
+        session, space = await opened(node, chain("a", 4))
+        assert node.store.reads.lookup([space], tuple(chain("a", 1)) * 5).ready_blocks == 5
+        assert space.known is None
+        monkeypatch.setattr(spaces, "KNOWN_BLOCKS_MAX", 3)
+        assert held(node, session, space, tuple(chain("a", 4))).blocks == 4
+        assert space.known is None

@@ -88,40 +88,60 @@ def test_a_refusal_is_no_error(monkeypatch):
     scheduling.compute_in_long_slices()
 
 
+def apart_on_a_thread(index, count, work=lambda: None):
+    def run():
+        with scheduling.apart(index, count):
+            return work()
+
+    return on_a_thread(lambda: None, run)
+
+
 def test_things_that_compute_together_have_cpus_of_their_own_and_all_of_them_afterwards(monkeypatch):
     asked = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 5, 7, 11})
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: asked.append((pid, set(cpus))))
     for index in range(2):
-        with scheduling.apart(index, 2):
-            pass
+        apart_on_a_thread(index, 2)
     assert asked == [(0, {2, 5, 11}), (0, {2, 3, 5, 7, 11}), (0, {3, 7}), (0, {2, 3, 5, 7, 11})]
+
+
+def test_cpus_that_come_meanwhile_are_used_afterwards(monkeypatch):
+    cpus, asked = [0, 1], []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(cpus) if pid == os.getpid() else {0})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, given: asked.append(set(given)))
+    apart_on_a_thread(0, 2, lambda: cpus.append(2))
+    assert asked == [{0}, {0, 1, 2}]
 
 
 def test_with_fewer_cpus_than_things_they_run_where_they_are_put(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4})
     monkeypatch.setattr(os, "sched_setaffinity", Mock(side_effect=AssertionError))
-    with scheduling.apart(1, 2):
+    apart_on_a_thread(1, 2)
+
+
+def test_the_main_thread_runs_where_it_is_put(monkeypatch):
+    monkeypatch.setattr(os, "sched_setaffinity", Mock(side_effect=AssertionError))
+    with scheduling.apart(0, 1):
         pass
 
 
 def test_where_cpus_may_not_be_chosen_it_computes_all_the_same(monkeypatch):
     monkeypatch.setattr(os, "sched_setaffinity", Mock(side_effect=PermissionError))
-    done = []
-    with scheduling.apart(0, 1):
-        done.append(True)
-    assert done
+    assert apart_on_a_thread(0, 1, lambda: True)
 
 
 def test_what_fails_apart_gets_its_cpus_back():
-    allowed, meanwhile = os.sched_getaffinity(0), []
+    allowed, seen = os.sched_getaffinity(0), []
 
     def fail():
         with scheduling.apart(0, len(allowed)):
-            meanwhile.append(len(os.sched_getaffinity(0)))
+            seen.append(len(os.sched_getaffinity(0)))
             raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert meanwhile == [1]
-    assert os.sched_getaffinity(0) == allowed
+    def run():
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        return os.sched_getaffinity(0)
+
+    assert on_a_thread(lambda: None, run) == allowed
+    assert seen == [1]

@@ -32,7 +32,11 @@ def ring():
 @pytest.fixture
 def connection(ring):
     return SimpleNamespace(
-        staging=ring, opened=SimpleNamespace(features=[progress.FEATURE]), alive=lambda: True, error=None
+        staging=ring,
+        opened=SimpleNamespace(features=[progress.FEATURE]),
+        alive=lambda: True,
+        error=None,
+        staging_wipes=0,
     )
 
 
@@ -79,7 +83,7 @@ def test_every_block_is_seen_whole_by_a_daemon_that_takes_them_in_order(ring, co
     blocks = blocks_of(count, size)
     stream = Stream.of(connection, spans_of(blocks, count, writable=False))
     done(stream.fill_ahead())
-    stream.begin(list(range(count)))
+    stream.begin(list(range(count)), 0)
     daemon = Daemon(ring, stream, count, size - 2)
     assert done(stream.fill(PATIENCE_S))
     daemon.join(PATIENCE_S)
@@ -94,7 +98,7 @@ def test_what_was_filled_on_a_wrong_guess_is_filled_anew(ring, connection):
     done(stream.fill_ahead())
     assert stream.filled > 1
     wanted = list(range(1, 40))  # the first is stored already
-    stream.begin(wanted)
+    stream.begin(wanted, 0)
     assert (stream.filled, stream._filler.taken()) == (0, 0)
     daemon = Daemon(ring, stream, 39, 1)
     assert done(stream.fill(PATIENCE_S))
@@ -107,14 +111,69 @@ def test_a_right_guess_counts(ring, connection):
     stream = Stream.of(connection, spans_of(blocks_of(40, 512 << 10), 40, writable=False))
     done(stream.fill_ahead())
     ahead = stream.filled
-    stream.begin(list(range(40)))
+    stream.begin(list(range(40)), 0)
     assert stream.filled == ahead
     stream.leave()
 
 
+def test_what_was_filled_before_the_ring_was_wiped_is_filled_anew(ring, connection):
+    stream = Stream.of(connection, spans_of(blocks_of(40, 512 << 10), 40, writable=False))
+    done(stream.fill_ahead())
+    stream.begin(list(range(40)), 1)
+    assert stream.filled == 0
+    assert Taker(ring.mapping.address + stream.progress_offset).filled() == 0
+    stream.leave()
+
+
+def test_the_last_blocks_are_told_of_though_all_were_filled_on_the_guess(ring, connection):
+    stream = Stream.of(connection, spans_of(blocks_of(40, 512 << 10), 40, writable=False))
+    done(stream.fill_ahead())
+    exactly = stream.filled
+    taker = Taker(ring.mapping.address + stream.progress_offset)
+    assert taker.filled() < exactly
+    stream.begin(list(range(exactly)), 0)
+    assert done(stream.fill(PATIENCE_S))
+    assert taker.filled() == exactly
+    stream.leave()
+
+
+@pytest.mark.parametrize("kib", [20, 24, 52, 84, 96, 512])
+def test_the_places_of_a_group_follow_one_another(ring, connection, kib):
+    blocks = blocks_of(300, kib << 10)
+    seen = []
+
+    def read(indices, targets):
+        seen.append(list(targets))
+
+    stream = Stream.of(connection, SimpleNamespace(sizes_bytes=[len(block) for block in blocks], read=read))
+    done(stream.fill_ahead())
+    stream.begin(range(300), 0)
+    Daemon(ring, stream, 300, 1)
+    assert done(stream.fill(PATIENCE_S))
+    assert all(targets == sorted(targets) for targets in seen)
+    stream.leave()
+
+
+def test_who_has_its_answer_already_does_not_wait_for_places(ring, connection):
+    stream = Stream.of(connection, spans_of(blocks_of(60, 512 << 10), 60, writable=False))
+    stream.begin(list(range(60)), 0)
+    stream.sent()()  # refused, or given up by the daemon
+    assert not done(stream.fill(1e9))
+    stream.leave()
+
+
+def test_a_forked_child_leaves_the_ring_alone(ring, connection, monkeypatch):
+    stream = Stream.of(connection, spans_of(blocks_of(60, 512 << 10), 60, writable=False))
+    settled = stream.sent()
+    connection.error = RuntimeError("this process was forked")
+    monkeypatch.setattr(stream._filler, "end", lambda: 1 / 0)
+    stream.leave()
+    settled()
+
+
 def test_a_daemon_that_takes_nothing_any_more_is_waited_for_so_long(ring, connection):
     stream = Stream.of(connection, spans_of(blocks_of(60, 512 << 10), 60, writable=False))
-    stream.begin(list(range(60)))
+    stream.begin(list(range(60)), 0)
     daemon = Daemon(ring, stream, 60, 1, most=3)
     assert not done(stream.fill(0.05))
     daemon.join(PATIENCE_S)
@@ -124,7 +183,7 @@ def test_a_daemon_that_takes_nothing_any_more_is_waited_for_so_long(ring, connec
 
 def test_nobody_waits_for_a_daemon_that_is_gone(ring, connection):
     stream = Stream.of(connection, spans_of(blocks_of(60, 512 << 10), 60, writable=False))
-    stream.begin(list(range(60)))
+    stream.begin(list(range(60)), 0)
     connection.alive = lambda: False
     assert not done(stream.fill(1e9))
     stream.leave()

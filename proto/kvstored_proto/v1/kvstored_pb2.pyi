@@ -588,16 +588,18 @@ class PutHints(_message.Message):
     def __init__(self, priority: _Optional[int] = ..., soft_pin_ms: _Optional[int] = ..., hard_pin_ms: _Optional[int] = ..., continues: bool = ..., final: bool = ...) -> None: ...
 
 class ReserveReply(_message.Message):
-    __slots__ = ("boot_id", "reservation_id", "outcomes", "retry_after_ms")
+    __slots__ = ("boot_id", "reservation_id", "outcomes", "retry_after_ms", "staging_wipes")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    STAGING_WIPES_FIELD_NUMBER: _ClassVar[int]
     boot_id: int
     reservation_id: int
     outcomes: bytes
     retry_after_ms: int
-    def __init__(self, boot_id: _Optional[int] = ..., reservation_id: _Optional[int] = ..., outcomes: _Optional[bytes] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+    staging_wipes: int
+    def __init__(self, boot_id: _Optional[int] = ..., reservation_id: _Optional[int] = ..., outcomes: _Optional[bytes] = ..., retry_after_ms: _Optional[int] = ..., staging_wipes: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("reservation_id", "indices", "staging_offsets", "streamed", "progress_offset")
