@@ -77,9 +77,8 @@ class Reservation:
         """What became of these blocks, in order, as the answer to their commit says."""
         found = outcomes(packed[: len(indices)])
         first, end = (indices[0], indices[-1] + 1) if indices else (0, 0)
-        if (
-            len(found) == len(indices) == end - first == found.count(Outcome.HIT)
-        ):  # as mostly, and sooner than one by one
+        # As mostly, and sooner than one by one.
+        if len(found) == len(indices) == end - first == found.count(Outcome.HIT):
             self.final[first:end] = found
             self.stored += len(found)
             self.stored_bytes += sum(self.sizes_bytes[first:end])

@@ -1,8 +1,7 @@
 """The run that was found last in a space, kept while nothing of it changes.
 
-Who gets blocks has looked them up just before, or gets them again. To
-find a run is a look at each hash, each entry and each slot, none of which is in a cache after a pause: more than half
-of the time of a get of 512 blocks.
+Who gets blocks has looked them up just before, or gets them again. To find a run is a look at each hash, each entry and
+each slot, none of which is in a cache after a pause: more than half of the time of a get of 512 blocks.
 """
 
 from __future__ import annotations

@@ -103,10 +103,8 @@ class Session:
         self.lifetimes: dict[int, Lifetime] = {}  # of puts by these handles that do not say
         self.reservations: dict[int, Reservation] = {}
         self.prefetches: set[int] = set()
-        self._asked: tuple[bytes, tuple[bytes, ...]] = (
-            b"",
-            (),
-        )  # by its last look-up or get, packed and not
+        # By its last look-up or get, packed and not.
+        self._asked: tuple[bytes, tuple[bytes, ...]] = (b"", ())
         self.staging: Staging | None = None
         self.page: SessionPage | None = None
         self.client_id = b""  # the same in all sessions of one client; empty: it is an older one

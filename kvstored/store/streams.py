@@ -101,8 +101,7 @@ class Stream:
             if self._over:
                 break
             if end > self._position:
-                self._copy(min(end, self._position + PIECE_BLOCKS - len(self._hashes)))
-                copying_s += time.perf_counter() - now_s
+                copying_s += self._copy(min(end, self._position + PIECE_BLOCKS - len(self._hashes)))
                 slept = False
             elif slept or self._streams.crowded:
                 break
@@ -119,16 +118,18 @@ class Stream:
         self._over |= not self._position <= filled <= count  # nonsense
         return filled
 
-    def _copy(self, end: int) -> None:
-        """Copy blocks up to `end`."""
+    def _copy(self, end: int) -> float:
+        """Copy blocks up to `end`; the seconds that it took."""
         began_s = time.perf_counter()
         for place in self._copies[self._position : end]:
             self._hashes.append(memory.copy_and_hash(*place))
             self._position += 1
             self._progress.take(self._position)
-        self._copying_s += time.perf_counter() - began_s
+        took_s = time.perf_counter() - began_s
+        self._copying_s += took_s
         if len(self._hashes) >= PIECE_BLOCKS:
             self._hand_over()
+        return took_s
 
     def _hand_over(self) -> None:
         if self._hashes:

@@ -2,7 +2,7 @@
 
 The client fills blocks in its staging ring, the daemon takes them one after the other, and neither sends a message
 while it goes on: a block is still in the CPU's cache when it is taken, which halves the time of a put. They tell each
-other in 128 bytes of the ring, in the byte order of the machine, all zeros when the commit is sent:
+other in 128 bytes of the ring. When the commit is sent these are zeros, but for how many are filled by then:
 
     offset 0     u64 filled: so many leading blocks are; all ones: the client ends the stream
     offset 8     u64 1 while the client sleeps until more is taken
@@ -30,11 +30,11 @@ ENDED: Final = (1 << 64) - 1
 _FILLED, _CLIENT_SLEEPS, _TAKEN, _DAEMON_SLEEPS = 0, 1, 8, 9  # in words
 _WORD_BYTES: Final = 8
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # between processes
-# Where stores are seen in the order in which they were made. Elsewhere a count may be seen before its block.
-_NUMBER: Final = {"x86_64": 202}.get(platform.machine())
+_FUTEX_CALL: Final = 202  # of Linux on x86-64
 _TIMESPEC: Final = struct.Struct("=qq")
-# Words are read and compared by their lower half, which comes first only here.
-AVAILABLE: Final = _NUMBER is not None and sys.byteorder == "little" and sys.platform == "linux"
+# There stores are seen in the order in which they were made, elsewhere a count may be seen before its block; and a
+# futex compares the lower half of a word, which lies first.
+AVAILABLE: Final = sys.platform == "linux" and platform.machine() == "x86_64"
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -113,6 +113,5 @@ class Taker(_Half):
 def _futex(address: int, operation: int, value: int, timeout_s: float | None) -> None:
     """The system call, without the GIL. What it answers does not count: who waited looks again."""
     timeout = None if timeout_s is None else _TIMESPEC.pack(int(timeout_s), int(timeout_s % 1 * 1e9))
-    _libc.syscall(
-        ctypes.c_long(_NUMBER or 0), ctypes.c_void_p(address), operation, ctypes.c_uint32(value), timeout, None, 0
-    )
+    call = ctypes.c_long(_FUTEX_CALL)
+    _libc.syscall(call, ctypes.c_void_p(address), operation, ctypes.c_uint32(value), timeout, None, 0)

@@ -1,44 +1,17 @@
 """The session page on the session socket: who gets one, and that what is posted in it is what a frame would do."""
 
-import asyncio
-
 import pytest
 from kvstored_proto.page import FEATURE, PAGE_BYTES, RING_WORDS, Poster
 from kvstored_proto.v1 import kvstored_pb2 as pb
 
 from kvstored.errors import DeviceError
 from kvstored.store import releases
-from kvstored.testing.contract import SETTINGS
-from kvstored.testing.contract_client import ACME, chain, get, open_namespace
-from kvstored.testing.contract_transports import SocketClient, opening_request
-from kvstored.testing.daemon_in_loop import check_nothing_held, serving
-
-
-@pytest.fixture
-async def daemon(tmp_path):
-    async with serving(tmp_path, SETTINGS) as running:
-        yield running
-        await asyncio.sleep(0)
-        check_nothing_held(running)
-
-
-@pytest.fixture
-async def connect(daemon):
-    clients = []
-
-    async def connecting(*features, **fields):
-        path = str(daemon.config.server.session_socket)
-        clients.append(await SocketClient.connect(path, opening_request(ACME, features=features, **fields)))
-        return clients[-1]
-
-    yield connecting
-    for client in clients:
-        await client.end()
+from kvstored.testing.contract_client import chain, get, open_namespace
 
 
 @pytest.fixture
 async def client(connect):
-    return await connect(FEATURE)
+    return await connect(features=[FEATURE])
 
 
 def post(client, replies):
@@ -68,7 +41,7 @@ async def test_a_page_comes_before_the_opening_is_answered_to_who_asks_for_it(cl
 
 
 async def test_who_does_not_ask_for_a_page_is_sent_none_and_releases_by_frame(daemon, connect):
-    client = await connect("groups")
+    client = await connect(features=["groups"])
     assert list(client.opened.features) == ["groups"]
     assert client._wire.page is None
     namespace, blocks = await stored(client, "a", 2)
@@ -82,19 +55,19 @@ async def test_without_memory_for_a_page_a_session_opens_without_the_feature(con
         raise DeviceError("no memory")
 
     monkeypatch.setattr(releases, "SessionPage", refused)
-    client = await connect(FEATURE, "groups")
+    client = await connect(features=[FEATURE, "groups"])
     assert list(client.opened.features) == ["groups"]
     assert client._wire.page is None
 
 
 async def test_no_two_sessions_share_a_page(connect):
-    first, second = await connect(FEATURE), await connect(FEATURE)
+    first, second = await connect(features=[FEATURE]), await connect(features=[FEATURE])
     first._wire.page[-4:] = b"mine"
     assert second._wire.page[-4:] == bytes(4)
 
 
 async def test_a_page_that_its_client_keeps_shows_and_takes_nothing_after_the_end(daemon, connect):
-    client = await connect(FEATURE)
+    client = await connect(features=[FEATURE])
     client._wire.page[-4:] = b"mine"
     with memoryview(client._wire.page) as kept:
         daemon.context.store.end_session(next(iter(daemon.context.store.parts.sessions)))
@@ -130,7 +103,7 @@ async def test_releases_by_page_and_by_frame_mix(daemon, client):
 
 
 async def test_another_clients_status_knows_of_what_was_just_posted(daemon, connect, client):
-    other = await connect()
+    other = await connect(features=[])
     namespace, blocks = await stored(client, "a", 1)
     reply = await get(client, [namespace], blocks)
     post(client, [reply])
@@ -141,7 +114,7 @@ async def test_another_clients_status_knows_of_what_was_just_posted(daemon, conn
 async def test_a_page_full_of_nonsense_costs_its_session_the_page_only(daemon, connect, client):
     namespace, blocks = await stored(client, "a", 2)
     reply = await get(client, [namespace], blocks)
-    bystander = await connect(FEATURE)
+    bystander = await connect(features=[FEATURE])
     kept = await get(bystander, [await open_namespace(bystander)], blocks)
     for head in (RING_WORDS, 5 * RING_WORDS, (1 << 64) - 1, 0):
         client._wire.page[8:] = head.to_bytes(8, "little") + b"\xff" * (PAGE_BYTES - 16)

@@ -12,16 +12,8 @@ from kvstored.rpc import session as session_module
 from kvstored.testing.contract import SETTINGS
 from kvstored.testing.contract_client import ACME, CallFailed, chain, get, open_namespace, reserve
 from kvstored.testing.contract_transports import SocketClient, opening_request
-from kvstored.testing.daemon_in_loop import check_nothing_held, eventually, serving
+from kvstored.testing.daemon_in_loop import eventually, serving
 from kvstored.testing.frames_client import ConnectionEnded, FramesClient
-
-
-@pytest.fixture
-async def daemon(tmp_path):
-    async with serving(tmp_path, SETTINGS) as running:
-        yield running
-        await asyncio.sleep(0)
-        check_nothing_held(running)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from kvstored.testing.contract_client import (
     packed,
 )
 from kvstored.testing.contract_transports import SocketClient, opening_request
-from kvstored.testing.daemon_in_loop import check_nothing_held, serving
+from kvstored.testing.daemon_in_loop import serving
 from kvstored.testing.frames_client import ConnectionEnded
 from kvstored.testing.waiting import PATIENCE_S, until
 
@@ -34,26 +34,9 @@ INVALID_ARGUMENT = 3
 
 
 @pytest.fixture
-async def daemon(tmp_path):
-    async with serving(tmp_path, SETTINGS) as running:
-        yield running
-        await asyncio.sleep(0)
-        check_nothing_held(running)
-
-
-@pytest.fixture
-async def connect(daemon):
-    clients = []
-
-    async def connecting(**fields):
-        path = str(daemon.config.server.session_socket)
-        request = opening_request(ACME, **{"features": [FEATURE], "staging_bytes": STAGING_BYTES, **fields})
-        clients.append(await SocketClient.connect(path, request))
-        return clients[-1]
-
-    yield connecting
-    for client in clients:
-        await client.end()
+def connect(connect):
+    """With the feature and staging, where nothing else is asked for."""
+    return lambda **fields: connect(**{"features": [FEATURE], "staging_bytes": STAGING_BYTES, **fields})
 
 
 class Streamed:

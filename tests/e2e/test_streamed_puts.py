@@ -78,12 +78,16 @@ def check_all_given_back(client):
     eventually(lambda: ring.free_bytes == ring.size_bytes, "the places are free")
 
 
+def check_stored(client, namespace, hashes, data):
+    copy = np.zeros_like(data)
+    assert client.get_into(namespace, hashes, copy) == len(data)
+    assert (copy == data).all()
+
+
 def check_serves(client, name):
     namespace, hashes, data = chain_of(client, name)
     assert client.put(namespace, hashes, data, wait_s=60.0).stored == COUNT
-    copy = np.zeros_like(data)
-    assert client.get_into(namespace, hashes, copy) == COUNT
-    assert (copy == data).all()
+    check_stored(client, namespace, hashes, data)
     client.delete(namespace, hashes)
 
 
@@ -93,9 +97,7 @@ def test_every_byte_arrives(client, in_the_middle, count, size):
     namespace, hashes, data = chain_of(client, f"bytes {size}", count, size)
     assert client.put(namespace, hashes, data, wait_s=60.0).stored == count
     assert bool(streamed) == (count > COUNT // 2), "it was streamed"
-    copy = np.zeros_like(data)
-    assert client.get_into(namespace, hashes, copy) == count
-    assert (copy == data).all()
+    check_stored(client, namespace, hashes, data)
     check_all_given_back(client)
     client.delete(namespace, hashes)
 
@@ -105,9 +107,7 @@ def test_only_what_is_not_stored_yet_is_filled(client):
     assert client.put(namespace, hashes[:10], data[:10], wait_s=60.0).stored == 10
     result = client.put(namespace, hashes, data, wait_s=60.0)
     assert (result.stored, result.existing) == (COUNT - 10, 10)
-    copy = np.zeros_like(data)
-    assert client.get_into(namespace, hashes, copy) == COUNT
-    assert (copy == data).all()
+    check_stored(client, namespace, hashes, data)
     check_all_given_back(client)
     client.delete(namespace, hashes)
 
@@ -125,9 +125,7 @@ def test_blocks_of_a_paged_memory_of_any_size_are_streamed(client):
     namespace, hashes, data = chain_of(client, "paged", 300, 84 << 10)
     kv = PagedKV([data.copy()])
     assert client.put(namespace, hashes, kv.at(range(300)), wait_s=60.0).stored == 300
-    copy = np.zeros_like(data)
-    assert client.get_into(namespace, hashes, copy) == 300
-    assert (copy == data).all()
+    check_stored(client, namespace, hashes, data)
     client.delete(namespace, hashes)
 
 
